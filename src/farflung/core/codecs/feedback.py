@@ -1,0 +1,38 @@
+"""Error feedback: what a lossy codec drops is kept and sent later."""
+
+from torch import Tensor
+
+from farflung.core.codecs.base import Codec
+
+
+def encode_with_feedback(codec: Codec, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+    """Encode ``x`` plus what earlier payloads left out.
+
+    ``y = x + r;  payload = encode(y);  r' = y - decode(payload)``
+
+    The residual is taken against the *decoded* payload, so over rounds the sum telescopes:
+    ``sum decoded + r_last = r_first + sum x``. The caller commits ``r'`` by the payload's fate: keep the old
+    residual if it was not merged. Source: error feedback (Karimireddy et al., arXiv 1901.09847, Algorithm 2).
+
+    Args:
+        codec: any codec.
+        x: fp32 vector of N elements.
+        residual: fp32 vector of N elements; zeros at the start.
+
+    Returns:
+        ``(payload, new_residual)`` in new memory. Where the payload is not finite neither is the residual.
+
+    Raises:
+        ValueError: shapes differ, or as `Codec.encode`.
+
+    >>> import torch
+    >>> from farflung.core.codecs import get_codec
+    >>> payload, residual = encode_with_feedback(get_codec("int4"), torch.tensor([8.0, 5.0]), torch.zeros(2))
+    >>> residual
+    tensor([0., 1.])
+    """
+    if x.shape != residual.shape:
+        raise ValueError(f"x has shape {list(x.shape)}, residual {list(residual.shape)}")
+    y = x + residual
+    payload = codec.encode(y)
+    return payload, y.sub_(codec.decode(payload, y.numel()))

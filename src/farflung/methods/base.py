@@ -1,0 +1,195 @@
+"""What a method is: policy data, and a few pure functions on flat fp32 fragment vectors with named state.
+
+A learner and the hub exchange *payloads*. For one fragment of N elements:
+
+    learner   contribute(local) -> payload, pending        at the snapshot
+              sent(pending, decoded) -> pending            after encoding, for those that keep what was cut off
+              settle(state, pending, merged) -> state      when the fate of the payload is known
+              adopt(local, result, included) -> local      when the next version arrives
+    hub       the merge rule of each segment and `outer`, which turns the merged payload into the next version
+
+The same five places serve methods whose replicas agree and those whose replicas do not: DCT-decoupled momentum
+(arXiv 2510.03371) keeps its own base and lets an `outer` publish the merged payload itself; GASLoC (2606.11081)
+has a peer's vector as `result` and no hub. `tests/methods/test_method_shape.py` holds both.
+
+Functions never write to their inputs and may return them. Legend: N elements of the fragment.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+from torch import Tensor
+
+from farflung.core.codecs import Codec, get_codec
+from farflung.core.fragments import PLANS
+from farflung.core.outer import Outer, make_outer
+from farflung.core.weighting import WEIGHTINGS
+from farflung.errors import did_you_mean
+from farflung.protocol.policy import Policy
+
+State = dict[str, Tensor]
+"""Method state of one fragment at one learner: name -> tensor. Saved with the learner, named in its digest."""
+
+MERGES = ("avg", "rda")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Local:
+    """A learner's side of one fragment.
+
+    Attributes:
+        x: live value, fp32 ``[N]``.
+        base: what this learner last installed, fp32 ``[N]``; its delta is taken against it.
+        state: method state.
+        snapshot: value at the last snapshot whose contribution is not adopted yet, fp32 ``[N]``; only for
+            methods that keep it.
+    """
+
+    x: Tensor
+    base: Tensor
+    state: State
+    snapshot: Tensor | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contribution:
+    """What a learner sends, and the method state that holds once it was merged.
+
+    Attributes:
+        payload: fp32 ``[N]``, to be encoded by the method's codec.
+        pending: the next method state if the payload is merged; dropped otherwise.
+    """
+
+    payload: Tensor
+    pending: State
+
+
+def no_state(num_elements: int) -> State:
+    """Method state of a method that has none."""
+    return {}
+
+
+def outer_gradient(local: Local) -> Contribution:
+    """``delta = base - x``: old minus new, so that descending along it repeats the learner's work (DiLoCo, l. 8).
+
+    >>> import torch
+    >>> outer_gradient(Local(x=torch.tensor([2.0]), base=torch.tensor([5.0]), state={})).payload
+    tensor([3.])
+    """
+    return Contribution(payload=local.base - local.x, pending=local.state)
+
+
+def commit_by_fate(state: State, pending: State, merged: bool) -> State:
+    """The pending state if the contribution was merged, else the state from before it."""
+    return pending if merged else state
+
+
+def overwrite(local: Local, result: Tensor, included: bool) -> Local:
+    """``x <- result``: work since the snapshot is dropped (Decoupled DiLoCo, Algorithm 1, line 16, alpha = 0)."""
+    return replace(local, x=result, base=result, snapshot=None)
+
+
+def mix(alpha: float) -> Callable[[Local, Tensor, bool], Local]:
+    """``x <- alpha x + (1 - alpha) result`` (Streaming DiLoCo, arXiv 2501.18512, eq. 3).
+
+    The base becomes the result, so what the learner kept of its own is part of its next delta.
+
+    Args:
+        alpha: share of its own value that a learner keeps, in [0, 1).
+    """
+
+    def adopt(local: Local, result: Tensor, included: bool) -> Local:
+        return replace(local, x=alpha * local.x + (1 - alpha) * result, base=result, snapshot=None)
+
+    return adopt
+
+
+def rebase(local: Local, result: Tensor, included: bool) -> Local:
+    """``x <- result + (x - snapshot)`` if the snapshot's contribution is in the result, else ``result + (x - base)``.
+
+    Work that was merged is not added again, and none is lost. A snapshot that is still out moves into the new
+    frame, ``snapshot <- result + (snapshot - base)``, so that a later result that includes it subtracts the same
+    work from the same origin.
+
+    Raises:
+        ValueError: included, but no snapshot was kept.
+    """
+    if not included:
+        moved = None if local.snapshot is None else result + (local.snapshot - local.base)
+        return replace(local, x=result + (local.x - local.base), base=result, snapshot=moved)
+    if local.snapshot is None:
+        raise ValueError("rebase: the result includes a contribution whose snapshot was not kept")
+    return replace(local, x=result + (local.x - local.snapshot), base=result, snapshot=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """A recipe of training together: data for machines, functions for the engine. See the module for the shape.
+
+    Attributes:
+        policy: everything that is data; all that machines see.
+        codec: packs a payload.
+        outer: makes the next version of a fragment from the present one and the merged payload.
+        adopt: puts a result into a learner.
+        init: method state of a fragment of N elements.
+        contribute: what to send.
+        sent: told what others will decode (error feedback, put-back); None where nobody asks, to save decoding.
+        settle: method state after the fate of a contribution.
+        keeps_snapshot: keep the snapshot vector until the contribution is adopted (one more copy of the fragment).
+    """
+
+    policy: Policy
+    codec: Codec
+    outer: Outer
+    adopt: Callable[[Local, Tensor, bool], Local]
+    init: Callable[[int], State] = no_state
+    contribute: Callable[[Local], Contribution] = outer_gradient
+    sent: Callable[[State, Tensor], State] | None = None
+    settle: Callable[[State, State, bool], State] = commit_by_fate
+    keeps_snapshot: bool = False
+
+
+def make_policy(method: str, defaults: Mapping[str, Any], overrides: Mapping[str, Any]) -> Policy:
+    """Build a method's policy: its defaults, then what the user set.
+
+    Raises:
+        ValueError: an unknown field (with the closest known one), a value of the wrong type, or a contradiction.
+
+    >>> make_policy("decoupled", {"quorum": 1}, {"quorum": "all"}).quorum
+    'all'
+    """
+    known = [name for name in Policy.__struct_fields__ if name != "method"]
+    for name in overrides:
+        if name not in known:
+            raise ValueError(f"method {method!r} has no option {name!r}{did_you_mean(name, known)}")
+    try:
+        return msgspec.convert({**defaults, **overrides, "method": method}, Policy)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"method {method!r}: {error}") from error
+
+
+def hub_method(policy: Policy) -> Method:
+    """The method that sends outer gradients to a hub and adopts as the policy says; most of the family is this.
+
+    Raises:
+        ValueError: the policy names a codec, outer optimizer, merge rule, weighting or plan that does not exist.
+    """
+    _check_name("weighting", policy.weighting, WEIGHTINGS)
+    _check_name("fragment_plan", policy.fragment_plan, PLANS)
+    _check_name("merge", policy.merge, MERGES)
+    _check_name("merge_embedding", policy.merge_embedding, MERGES)
+    adoptions = {"overwrite": overwrite, "mix": mix(policy.mix_alpha), "rebase": rebase}
+    return Method(
+        policy=policy,
+        codec=get_codec(policy.codec),
+        outer=make_outer(policy.outer, policy.outer_lr, policy.outer_momentum),
+        adopt=adoptions[policy.adoption],
+        keeps_snapshot=policy.adoption == "rebase",
+    )
+
+
+def _check_name(field: str, value: str, known: Any) -> None:
+    if value not in known:
+        raise ValueError(f"{field} = {value!r} is unknown{did_you_mean(value, known)}")

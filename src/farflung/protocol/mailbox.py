@@ -1,0 +1,156 @@
+"""Commands to a trainer and its reports: the only link between the tensors and the Learner machine.
+
+The trainer executes commands at its boundaries and never waits for an answer. A command posted before
+boundary s takes effect at s or later; `at_step` names an exact boundary (lockstep pace).
+"""
+
+import msgspec
+
+
+class Command(msgspec.Struct, frozen=True, kw_only=True, tag=True, tag_field="type"):
+    pass
+
+
+class Seed(Command):
+    """Write every fragment's fp32 value into the downlink slots."""
+
+
+class Load(Command):
+    """Install one version of every fragment (from the downlink slots), then inner state and cursor."""
+
+    versions: list[int]
+    cursor: int
+    step: int
+    state: bool  # inner state lies in the state slot
+    inner_digest: str | None = None
+
+
+class Adopt(Command):
+    fragment: int
+    version: int
+    included: int | None  # round of the learner's last contribution inside this version
+    at_step: int = 0
+
+
+class Snapshot(Command):
+    fragment: int
+    round: int
+    at_step: int = 0
+    final: bool = False  # hand-in: taken even if an adoption left nothing to send
+
+
+class Settle(Command):
+    """The fate of a contribution is known: commit or roll back what sending changed."""
+
+    fragment: int
+    round: int
+    merged: bool
+
+
+class RunUntil(Command):
+    """Do not begin another step at or beyond this one."""
+
+    step: int | None
+    reason: str = ""
+
+
+class Donate(Command):
+    transfer: str
+
+
+class Advance(Command):
+    """Tokens that the whole run has trained."""
+
+    tokens: int
+    budget_tokens: int
+
+
+class Save(Command):
+    """Write everything that `--resume` needs, then stop."""
+
+
+class End(Command):
+    reason: str
+
+
+AnyCommand = (
+    Seed | Load | Adopt | Snapshot | Settle | RunUntil | Donate | Advance | Save | End
+)  # fmt: skip
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True, tag=True, tag_field="type"):
+    pass
+
+
+class Ready(Report):
+    """The trainer has a model. `held` is set when its state came from a checkpoint."""
+
+    learner: str
+    fingerprint: str
+    layout: str
+    method: str
+    run: str | None = None
+    incarnation: int | None = None
+    held: list[int] = []
+    step: int = 0
+    sequence: int = 0
+
+
+class SeedTaken(Report):
+    pass
+
+
+class Taken(Report, tag=False):
+    """One snapshot, encoded into the fragment's uplink slot."""
+
+    fragment: int
+    round: int
+    base_version: int
+    steps: int
+    tokens: int
+    num_bytes: int
+
+
+class BoundaryPassed(Report):
+    step: int
+    tokens: int = 0
+    step_s: float = 0.0
+    wait_s: float = 0.0
+    loss: float | None = None
+    lr: float | None = None
+    cursor: int = 0
+    adopted: list[tuple[int, int]] = []
+    taken: list[Taken] = []
+    skipped: list[int] = []  # fragments whose final snapshot had nothing to send
+
+
+class Loaded(Report):
+    versions: list[int]
+    digests: list[str]
+    inner_digest: str | None
+    lr: float | None
+    cursor: int
+    step: int
+
+
+class Donated(Report):
+    """Inner state lies in the state slot."""
+
+    transfer: str
+    num_bytes: int
+    digest: str
+    lr: float
+    step: int
+
+
+class SaveDone(Report):
+    step: int
+
+
+class Ended(Report):
+    """The user's loop ended by itself."""
+
+    reason: str
+
+
+AnyReport = Ready | SeedTaken | BoundaryPassed | Loaded | Donated | SaveDone | Ended

@@ -1,0 +1,218 @@
+"""What learner and syncer say to each other on the control channel: bytes, never megabytes.
+
+Control is FIFO until a disconnection, which loses an unknown tail. Bulk data travels separately
+(`farflung.protocol.objects` names it); a `Contribute` is sent only after its object was acknowledged.
+"""
+
+from typing import Literal
+
+import msgspec
+
+PROTOCOL = 1  # raised with every incompatible change of this file
+
+Fate = Literal["merged", "late", "stale_base", "rejected", "cancelled", "learner_lost"]
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, tag_field="type"):
+    pass
+
+
+# ---- learner to syncer ---------------------------------------------------------------------------------
+
+
+class Join(Message):
+    """First message of every connection. `incarnation` is set by a learner that reattaches."""
+
+    protocol: int
+    run: str | None  # None: whichever run this syncer serves
+    learner: str
+    fingerprint: str  # names, shapes, dtypes, fragment plan
+    layout: str  # the fragment plan as JSON; the first member's becomes the run's
+    method: str  # method name and digest of its policy
+    incarnation: int | None = None
+    held: list[int] = []  # versions held, one a fragment, when reattaching
+    sequence: int = 0  # of the last boundary report
+
+
+class Boundary(Message):
+    """Metadata of one boundary: what was trained, adopted and snapshotted there."""
+
+    sequence: int  # 1, 2, ... within an incarnation; repeats are ignored
+    step: int
+    tokens: int = 0  # of the step that ended here; 0 when a wait ended here
+    step_s: float = 0.0
+    wait_s: float = 0.0
+    loss: float | None = None
+    lr: float | None = None
+    cursor: int = 0
+    adopted: list[tuple[int, int]] = []  # (fragment, version)
+    snapshots: list[tuple[int, int]] = []  # (fragment, round)
+
+
+class Contribute(Message):
+    """A contribution whose bytes the syncer has acknowledged."""
+
+    fragment: int
+    round: int
+    base_version: int
+    steps: int  # c_steps
+    tokens: int  # c_tokens
+    num_bytes: int
+    sync_s: float = 0.0  # from snapshot to acknowledgement
+
+
+class Seeded(Message):
+    """All fragments of version 0 were uploaded."""
+
+
+class Heartbeat(Message):
+    pass
+
+
+class StateReady(Message):
+    """A donor's inner-optimizer state lies at the syncer."""
+
+    transfer: str
+    num_bytes: int
+    digest: str
+    lr: float
+    step: int
+    held: list[int]
+
+
+class StateFailed(Message):
+    transfer: str
+    reason: str
+
+
+class Installed(Message):
+    """A joiner holds these bits, and starts."""
+
+    versions: list[int]
+    digests: list[str]
+    inner_digest: str | None
+    lr: float | None
+    cursor: int
+    step: int
+
+
+class HandedIn(Message):
+    """Every final contribution of this learner was sent."""
+
+
+class Saved(Message):
+    """The learner wrote its own state and stopped, ready to be resumed."""
+
+    step: int
+
+
+class TrainerLost(Message):
+    reason: str
+
+
+class Leave(Message):
+    reason: str
+
+
+# ---- syncer to learner ---------------------------------------------------------------------------------
+
+
+class Refused(Message):
+    reason: str  # a name: token, run, fingerprint, method, protocol, fenced, closing
+    detail: str  # one line for a person
+
+
+class Welcome(Message):
+    run: str
+    incarnation: int
+    index: int  # this learner's place among all learners ever seen
+    tokens: int  # of the whole run
+    budget_tokens: int
+
+
+class SeedRequest(Message):
+    """You are the first: upload your parameters as version 0."""
+
+
+class StateOffer(Message, tag=False):
+    transfer: str
+    donor: str
+    num_bytes: int
+    digest: str
+
+
+class Install(Message):
+    """Load these versions, the donor's inner state and your own data position; then start."""
+
+    versions: list[int]
+    cursor: int
+    step: int  # lockstep: where the others stand; free: where this learner last stood
+    syncer_step: int
+    state: StateOffer | None
+    reason: str  # birth, rejoin, cold: why there is or is no state
+
+
+class Reattached(Message):
+    """Go on as you are; repeat the boundaries after `sequence`."""
+
+    sequence: int
+    syncer_step: int
+
+
+class Invite(Message):
+    """Pull: send your work on this fragment."""
+
+    fragment: int
+    round: int
+
+
+class Announce(Message):
+    """A new version exists. `included` is the round of your last contribution that is part of it."""
+
+    fragment: int
+    version: int
+    included: int | None
+    syncer_step: int
+
+
+class FateOf(Message):
+    fragment: int
+    round: int
+    fate: Fate
+    reason: str = ""
+
+
+class Progress(Message):
+    tokens: int
+    sequence: int  # last boundary report that arrived
+
+
+class Donate(Message):
+    """Upload your inner-optimizer state for a joiner."""
+
+    transfer: str
+
+
+class Finish(Message):
+    """The budget is spent: adopt these versions, then hand in every fragment under these rounds."""
+
+    versions: list[int]
+    rounds: list[int]
+
+
+class Suspend(Message):
+    """Write your state and stop; the run will be resumed."""
+
+
+class Stop(Message):
+    reason: str  # finished, suspended, fenced, reset
+
+
+LearnerMessage = (
+    Join | Boundary | Contribute | Seeded | Heartbeat | StateReady | StateFailed
+    | Installed | HandedIn | Saved | TrainerLost | Leave
+)  # fmt: skip
+SyncerMessage = (
+    Refused | Welcome | SeedRequest | Install | Reattached | Invite | Announce | FateOf
+    | Progress | Donate | Finish | Suspend | Stop
+)  # fmt: skip

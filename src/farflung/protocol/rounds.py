@@ -1,0 +1,157 @@
+"""Rounds of the syncer: open, invite, collect, close (Decoupled DiLoCo, Algorithm 2, as semantics.md reads it).
+
+A round gathers contributions to one fragment. It closes on contributions fully received and checked: K of
+them, then the grace window. Rounds decide nothing about members or tokens; they say what should happen next.
+"""
+
+from dataclasses import dataclass, field
+from statistics import median
+
+from farflung.core import quorum, schedule
+from farflung.core.quorum import Decision, Ema
+from farflung.core.weighting import WEIGHTINGS, normalise
+from farflung.protocol.actions import Part
+from farflung.protocol.membership import Member
+from farflung.protocol.policy import Policy
+
+MIN_DEADLINE_S = 0.1  # of an invitation, beyond the step that must end before it can be answered
+PATIENCE_S = 1.0  # silence that still counts as progress, when steps are short
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """A contribution that lies at the syncer, checked."""
+
+    object: str
+    learner: str
+    incarnation: int
+    base_version: int
+    steps: int
+    tokens: int
+    sync_s: float  # from snapshot to acknowledgement
+
+
+@dataclass
+class Round:
+    fragment: int
+    number: int
+    opened_s: float
+    members: frozenset[str]  # live when it opened
+    final: bool = False
+    invited: dict[str, float] = field(default_factory=dict)  # learner: until when it may answer
+    missed: set[str] = field(default_factory=set)  # learners whose invitation lapsed
+    arrived: dict[str, Arrived] = field(default_factory=dict)
+    quorum_s: float | None = None
+    grace_s: float = 0.0
+    merging: bool = False
+
+    def parts(self, weighting: str) -> list[Part]:
+        """Contributions in sorted learner order with normalised weights; those of weight 0 are left out."""
+        weigh = WEIGHTINGS[weighting]
+        ordered = [self.arrived[name] for name in sorted(self.arrived)]
+        weights = [weigh(a.tokens, a.steps) for a in ordered]
+        kept = [(a, w) for a, w in zip(ordered, weights, strict=True) if w > 0]
+        shares = normalise([w for _, w in kept]) if kept else []
+        return [
+            Part(object=a.object, learner=a.learner, base_version=a.base_version, weight=share)
+            for (a, _), share in zip(kept, shares, strict=True)
+        ]
+
+
+class Rounds:
+    """The open rounds, their clock and what was measured of them."""
+
+    def __init__(self, policy: Policy):
+        self.policy = policy
+        self.open: dict[int, Round] = {}
+        self.next_fragment = 0
+        self.next_number = [1] * policy.num_fragments
+        self.closed = 0
+        self.last_opened_s: float | None = None
+        self.xi_quorum, self.xi_sync = Ema(), Ema()
+
+    @property
+    def syncer_step(self) -> int:
+        """Rounds closed, in inner steps: P rounds are H steps."""
+        return self.closed * self.policy.sync_every_steps // self.policy.num_fragments
+
+    # ---- opening -------------------------------------------------------------------------------------
+
+    def next_opening_s(self, xi_step_s: float | None, now: float) -> float | None:
+        """When the next round may open (free pace); None while the step time is unknown or too many are open."""
+        policy = self.policy
+        most = schedule.max_in_flight(policy.sync_every_steps, policy.num_fragments, policy.overlap_steps)
+        if xi_step_s is None or len(self.open) >= most or self.next_fragment in self.open:
+            return None
+        if self.last_opened_s is None or not policy.throttle:
+            return now
+        return self.last_opened_s + schedule.round_interval_s(
+            policy.sync_every_steps, policy.num_fragments, xi_step_s
+        )
+
+    def start(self, fragment: int, now: float, members: frozenset[str], final: bool = False) -> Round:
+        round = Round(fragment, self.next_number[fragment], now, members, final)
+        self.open[fragment] = round
+        self.next_number[fragment] += 1
+        if not final:
+            self.next_fragment = (fragment + 1) % self.policy.num_fragments
+            self.last_opened_s = now
+        return round
+
+    # ---- inviting and closing ------------------------------------------------------------------------
+
+    def invite(self, round: Round, member: Member, now: float, xi_step_s: float) -> bool:
+        """Whether this member is to be asked now; notes its deadline.
+
+        An invitation can be answered at the next boundary, so one step of the member comes before the time
+        allowed for the transfer: twice the usual, between 0.1 s and tau steps.
+        """
+        if round.merging or round.final or member.name in round.arrived:
+            return False
+        until = round.invited.get(member.name)
+        if until is not None and (now <= until or round.quorum_s is not None):
+            return False
+        most = max(MIN_DEADLINE_S, self.policy.overlap_steps * xi_step_s)
+        usual = most if self.xi_sync.value is None else 2 * self.xi_sync.value
+        transfer_s = min(max(usual, MIN_DEADLINE_S), most)
+        round.invited[member.name] = now + (member.step_s.value or xi_step_s) + transfer_s
+        return True
+
+    def arrive(self, round: Round, contribution: Arrived, now: float, needed: int, xi_step_s: float) -> None:
+        round.arrived[contribution.learner] = contribution
+        if round.quorum_s is None and len(round.arrived) >= needed:
+            round.quorum_s = now
+            self.xi_quorum = self.xi_quorum.update(now - round.opened_s)
+            round.grace_s = quorum.grace_s(
+                tau=self.policy.overlap_steps,
+                xi_step_s=xi_step_s,
+                xi_quorum_s=self.xi_quorum.value or 0.0,
+                xi_sync_s=self.xi_sync.value or 0.0,
+                gamma=self.policy.grace_gamma,
+            )
+
+    def review(self, round: Round, now: float, needed: int, may_come: set[str]) -> Decision:
+        """Close or wait. `may_come`: progressing members that have not contributed to this round."""
+        for name, until in round.invited.items():
+            if now > until and name not in round.arrived:
+                round.missed.add(name)
+        return quorum.decide(
+            now_s=now,
+            arrived=len(round.arrived),
+            invited_open=len({n for n in may_come if round.invited.get(n, now) >= now}),
+            required=needed,
+            quorum_reached_s=round.quorum_s,
+            grace_s=round.grace_s,
+        )
+
+    def finish(self, fragment: int) -> Round:
+        self.closed += 1
+        return self.open.pop(fragment)
+
+
+def median_step_s(members: list[Member], now: float) -> float | None:
+    """xi_step: the median step time over progressing learners."""
+    times = [
+        m.step_s.value for m in members if m.progressing(now, PATIENCE_S) and m.step_s.value is not None
+    ]
+    return median(times) if times else None

@@ -1,0 +1,121 @@
+"""The figures of a run: pure functions of its history. All fractions are 0..1."""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from farflung.report import spans
+from farflung.report.history import History, Interval, Merged, median
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """goodput, uptime: see the functions. Byte counts are payloads seen on the tape, per direction."""
+
+    num_learners: int
+    quorum: int
+    duration_s: float
+    steps: int
+    steps_of: dict[str, int]
+    tokens_of: dict[str, int]
+    goodput: float
+    uptime: float
+    merges: int
+    mean_merge_breadth: float
+    narrow_merges: int
+    median_merge_gap_s: float
+    largest_merge_gap_s: float
+    kills: int
+    rejoins: int
+    refused: dict[str, int]
+    waits: dict[str, int]
+    alarms: dict[str, int]
+    bytes_up: int
+    bytes_down: int
+
+
+def figures(history: History) -> Figures:
+    gaps = merge_gaps(history)
+    return Figures(
+        num_learners=history.num_learners,
+        quorum=quorum(history),
+        duration_s=history.end_s - history.start_s,
+        steps=sum(len(s) for s in history.steps.values()),
+        steps_of={name: len(history.steps.get(name, [])) for name in history.learners},
+        tokens_of={name: sum(s.tokens for s in history.steps.get(name, [])) for name in history.learners},
+        goodput=goodput(history),
+        uptime=uptime(history),
+        merges=len(history.merges),
+        mean_merge_breadth=mean_breadth(history.merges),
+        narrow_merges=narrow(history.merges),
+        median_merge_gap_s=median(b - a for a, b in gaps),
+        largest_merge_gap_s=_length(largest_merge_gap(history)),
+        kills=sum(m.get("fault") == "kill" for m in history.faults),
+        rejoins=len(history.of_kind("rejoined")),
+        refused=_count(history, "refused"),
+        waits=_count(history, "waiting"),
+        alarms=_count(history, "alarm", "what"),
+        bytes_up=sum(x.up for x in history.transfers),
+        bytes_down=sum(x.down for x in history.transfers),
+    )
+
+
+def quorum(history: History) -> int:
+    """K in learners: the policy's quorum, where "all" means every learner of the run."""
+    k = history.policy.get("quorum", 1)
+    return history.num_learners if k == "all" else int(k)
+
+
+def goodput(history: History) -> float:
+    """Time that learners spent in steps / (num_learners x duration). Waits, freezes, downtime do not count.
+
+    The duration runs from the start of the first step to the end of the run.
+    """
+    available = history.num_learners * (history.end_s - history.start_s)
+    busy = sum(b - a for name in history.steps for a, b in spans.step_intervals(history, name))
+    return min(1.0, busy / available) if available > 0 else 0.0
+
+
+def uptime(history: History) -> float:
+    """Share of the duration in which at least K learners trained.
+
+    A learner also counts as training in gaps between its steps that are shorter than one own step.
+    """
+    training = [spans.training(history, name) for name in history.steps]
+    return spans.share_with_at_least(quorum(history), training, history.start_s, history.end_s)
+
+
+def mean_breadth(merges: Iterable[Merged]) -> float:
+    """Mean number of contributors; 0 without merges."""
+    breadths = [m.breadth for m in merges]
+    return sum(breadths) / len(breadths) if breadths else 0.0
+
+
+def narrow(merges: Iterable[Merged]) -> int:
+    """Merges with one contributor while more learners were live (P16)."""
+    return sum(m.breadth <= 1 < m.live for m in merges)
+
+
+def merge_gaps(history: History) -> list[Interval]:
+    """The times between merges that follow each other; the plain average at the end does not count."""
+    times = [m.t for m in history.merges if not m.final]
+    return list(zip(times, times[1:], strict=False))
+
+
+def largest_merge_gap(history: History) -> Interval | None:
+    """The longest time without a merge, counting from the last merge to the end of the last step too."""
+    gaps = merge_gaps(history)
+    times = [m.t for m in history.merges if not m.final]
+    last_step = max((s[-1].end_s for s in history.steps.values() if s), default=0.0)
+    if times and last_step > times[-1]:
+        gaps.append((times[-1], last_step))
+    return max(gaps, key=lambda gap: gap[1] - gap[0], default=None)
+
+
+def _length(interval: Interval | None) -> float:
+    return interval[1] - interval[0] if interval else 0.0
+
+
+def _count(history: History, kind: str, key: str = "reason") -> dict[str, int]:
+    counts = Counter(str(n.data.get(key, "?")) for n in history.of_kind(kind))
+    return dict(sorted(counts.items()))
