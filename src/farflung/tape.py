@@ -77,7 +77,9 @@ def read_segment(path: Path) -> Segment:
             segment.records.append(Record(raw["t"], raw["node"], raw["seq"], raw["kind"], raw["data"]))
         except (ValueError, KeyError, TypeError) as error:
             if number != last:
-                raise ValueError(f"{path}: line {number + 1} is damaged ({error}); the tape is unusable") from None
+                raise ValueError(
+                    f"{path}: line {number + 1} is damaged ({error}); the tape is unusable"
+                ) from None
             segment.truncated += 1
     return segment
 

@@ -130,6 +130,12 @@ def test_what_was_not_finite_decodes_to_something_not_finite_in_its_block(codec,
     assert finite.all()
 
 
+@pytest.mark.parametrize("name", ["int8", "int4"])
+def test_codes_of_a_non_finite_block_are_zeros_on_every_machine(name):
+    payload = get_codec(name).encode(torch.tensor([1.0, math.nan, math.inf, -1.0]))
+    assert not payload[4:].any()
+
+
 @every_codec
 @pytest.mark.parametrize("size", [1, 300])
 def test_zeros_and_subnormal_numbers_are_harmless(codec, size):

@@ -68,18 +68,20 @@ class Run:
                 protocol=1, run=None, learner=learner, fingerprint="f", layout=LAYOUT, method=method
             ),
         )
-        welcome = messages.Welcome(run="r", incarnation=incarnation, index=connection, tokens=0, budget_tokens=1)
+        welcome = messages.Welcome(
+            run="r", incarnation=incarnation, index=connection, tokens=0, budget_tokens=1
+        )
         self.action(t, actions.Send(connection=connection, message=welcome))
         self.note(t, "joined", learner=learner, incarnation=incarnation, role=role)
         self.hear(
             t + 0.4,
             learner,
-            messages.Installed(
-                versions=[0] * P, digests=[], inner_digest=None, lr=0.001, cursor=0, step=0
-            ),
+            messages.Installed(versions=[0] * P, digests=[], inner_digest=None, lr=0.001, cursor=0, step=0),
         )
 
-    def boundary(self, t: float, learner: str, step_s: float = STEP_S, wait_s: float = 0.0, **more: Any) -> None:
+    def boundary(
+        self, t: float, learner: str, step_s: float = STEP_S, wait_s: float = 0.0, **more: Any
+    ) -> None:
         self.sequence[learner] += 1
         noise = self.random.gauss(0, 0.08)
         message = messages.Boundary(
@@ -95,7 +97,9 @@ class Run:
         )
         self.hear(t, learner, message)
 
-    def merge(self, t: float, fragment: int, version: int, learners: list[str], live: int, **more: Any) -> None:
+    def merge(
+        self, t: float, fragment: int, version: int, learners: list[str], live: int, **more: Any
+    ) -> None:
         parts = [
             actions.Part(object=f"c.{x}", learner=x, base_version=version - 1, weight=1 / len(learners))
             for x in sorted(learners)
@@ -172,8 +176,13 @@ def _return(run: Run) -> None:
     )  # fmt: skip
 
 
+def _step_ends(run: Run) -> list[float]:
+    reports = ((t, getattr(s, "message", None)) for t, _, _, s in run.records)
+    return [t for t, m in reports if isinstance(m, messages.Boundary) and m.tokens]
+
+
 def _end(run: Run, t: float, ledger: bool = True) -> None:
-    steps = sum(1 for _, _, _, s in run.records if isinstance(getattr(s, "message", None), messages.Boundary))
+    steps = len(_step_ends(run))
     trained = steps * TOKENS * P
     discarded = {"overlap": trained // 14, "learner_lost": 4 * 8 * TOKENS, "late": 2 * TOKENS}
     merged = trained - sum(discarded.values())
@@ -186,11 +195,9 @@ def _end(run: Run, t: float, ledger: bool = True) -> None:
 
 
 def _evals(run: Run, times: list[float]) -> None:
-    boundaries = sorted(
-        t for t, _, _, s in run.records if isinstance(getattr(s, "message", None), messages.Boundary)
-    )
+    ends = _step_ends(run)
     for t in times:
-        tokens = TOKENS * sum(b <= t for b in boundaries)
+        tokens = TOKENS * sum(end <= t for end in ends)
         run.metrics.append(
             {"t": t, "kind": "eval", "tokens": tokens, "loss": loss_at(t) + 0.02, "versions": [0] * P}
         )
@@ -204,7 +211,7 @@ def decoupled(ledger: bool = True) -> Run:
     for i, name in enumerate(NAMES):
         t, adopted = 2.0 + 0.05 * i, 0
         while t + STEP_S < END_S - 1:
-            if name == "learner-1" and KILL_S < t + STEP_S and back:
+            if name == "learner-1" and t + STEP_S > KILL_S and back:
                 back = False
                 _return(run)
                 t = PROVED_S
@@ -214,12 +221,10 @@ def decoupled(ledger: bool = True) -> Run:
             t += step_s
             adopted += 1
             run.boundary(t, name, step_s, adopted=[(adopted % P, adopted)] if adopted % 2 else [])
-    version = 0
-    for second in range(7, int(END_S) - 2):
+    for version, second in enumerate(range(7, int(END_S) - 2)):
         live = [n for n in NAMES if not (n == "learner-1" and KILL_S < second < JOIN_S + 2.7)]
         here = [n for n in live if not (n == "learner-2" and FREEZE_S < second < FREEZE_S + FREEZE_FOR_S + 1)]
         run.merge(second + run.random.uniform(0, 0.2), version % P, version // P + 1, here, len(live))
-        version += 1
     run.note(28.2, "rejoined", learner="learner-1", incarnation=2)
     run.note(15.0, "refused", learner="learner-3", what="contribution", reason="late", detail="0.2 s late")
     run.note(33.0, "refused", learner="stranger", what="join", reason="fingerprint", detail="other model")
@@ -234,6 +239,7 @@ def diloco() -> Run:
     run = Run("diloco")
     _births(run)
     _faults(run)
+    run.metrics.pop()  # no freeze here
     t, version, live = 2.0, 1, list(NAMES)
     while t < 72:
         killed = t < KILL_S < t + 8 * STEP_S

@@ -83,6 +83,13 @@ def test_how_an_optimizer_computes_is_not_part_of_its_state():
     assert pack_optimizer(model, optimizer).meta == pack_optimizer(fused_model, fused_optimizer).meta
 
 
+def test_an_entry_that_was_only_looked_at_does_not_change_the_bytes():
+    model, optimizer = build("adamw")
+    before = state_bytes(pack_optimizer(model, optimizer))
+    assert optimizer.state[model[0].weight] == {}
+    assert state_bytes(pack_optimizer(model, optimizer)) == before
+
+
 def test_one_changed_bit_changes_the_digest():
     model, optimizer = build("adamw")
     train(model, optimizer, range(1))

@@ -3,16 +3,17 @@
 A learner and the hub exchange *payloads*. For one fragment of N elements:
 
     learner   contribute(local) -> payload, pending        at the snapshot
-              sent(pending, decoded) -> pending            after encoding, for those that keep what was cut off
+              sent(contribution, decoded) -> pending       after encoding, to keep what the codec cut off
               settle(state, pending, merged) -> state      when the fate of the payload is known
               adopt(local, result, included) -> local      when the next version arrives
-    hub       the merge rule of each segment and `outer`, which turns the merged payload into the next version
+    hub       the merge rule of each segment, and `outer`: merged payload -> next version
 
-The same five places serve methods whose replicas agree and those whose replicas do not: DCT-decoupled momentum
-(arXiv 2510.03371) keeps its own base and lets an `outer` publish the merged payload itself; GASLoC (2606.11081)
-has a peer's vector as `result` and no hub. `tests/methods/test_method_shape.py` holds both.
+The same five places serve methods whose replicas agree and those whose replicas do not: DCT-decoupled
+momentum (arXiv 2510.03371) keeps its own base and lets an `outer` publish the merged payload itself; GASLoC
+(2606.11081) has a peer's vector as `result` and no hub. `tests/methods/test_method_shape.py` holds both.
 
-Functions never write to their inputs and may return them. Legend: N elements of the fragment.
+Functions never write to their inputs. They may return the vectors of a `Local` or a result, but must not keep
+them in a state: those belong to the engine, which reuses their memory. Legend: N elements of the fragment.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,7 +31,7 @@ from farflung.errors import did_you_mean
 from farflung.protocol.policy import Policy
 
 State = dict[str, Tensor]
-"""Method state of one fragment at one learner: name -> tensor. Saved with the learner, named in its digest."""
+"""Method state of one fragment at one learner: name -> tensor. Saved with the learner."""
 
 MERGES = ("avg", "rda")
 
@@ -72,7 +73,7 @@ def no_state(num_elements: int) -> State:
 
 
 def outer_gradient(local: Local) -> Contribution:
-    """``delta = base - x``: old minus new, so that descending along it repeats the learner's work (DiLoCo, l. 8).
+    """``delta = base - x``, old minus new: stepping against it repeats the learner's work (DiLoCo).
 
     >>> import torch
     >>> outer_gradient(Local(x=torch.tensor([2.0]), base=torch.tensor([5.0]), state={})).payload
@@ -87,12 +88,12 @@ def commit_by_fate(state: State, pending: State, merged: bool) -> State:
 
 
 def overwrite(local: Local, result: Tensor, included: bool) -> Local:
-    """``x <- result``: work since the snapshot is dropped (Decoupled DiLoCo, Algorithm 1, line 16, alpha = 0)."""
+    """``x <- result``: later work is dropped (Decoupled DiLoCo, Algorithm 1, line 16, alpha = 0)."""
     return replace(local, x=result, base=result, snapshot=None)
 
 
 def mix(alpha: float) -> Callable[[Local, Tensor, bool], Local]:
-    """``x <- alpha x + (1 - alpha) result`` (Streaming DiLoCo, arXiv 2501.18512, eq. 3).
+    """``x <- alpha x + (1 - alpha) result`` (Streaming DiLoCo, arXiv 2501.18512).
 
     The base becomes the result, so what the learner kept of its own is part of its next delta.
 
@@ -107,11 +108,11 @@ def mix(alpha: float) -> Callable[[Local, Tensor, bool], Local]:
 
 
 def rebase(local: Local, result: Tensor, included: bool) -> Local:
-    """``x <- result + (x - snapshot)`` if the snapshot's contribution is in the result, else ``result + (x - base)``.
+    """``x <- result + (x - snapshot)`` if that contribution is included, else ``result + (x - base)``.
 
     Work that was merged is not added again, and none is lost. A snapshot that is still out moves into the new
-    frame, ``snapshot <- result + (snapshot - base)``, so that a later result that includes it subtracts the same
-    work from the same origin.
+    frame, ``snapshot <- result + (snapshot - base)``, so that a later result that includes it subtracts the
+    same work from the same origin.
 
     Raises:
         ValueError: included, but no snapshot was kept.
@@ -126,7 +127,7 @@ def rebase(local: Local, result: Tensor, included: bool) -> Local:
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """A recipe of training together: data for machines, functions for the engine. See the module for the shape.
+    """A recipe of training together: data for machines, functions for the engine (see the module).
 
     Attributes:
         policy: everything that is data; all that machines see.
@@ -135,9 +136,9 @@ class Method:
         adopt: puts a result into a learner.
         init: method state of a fragment of N elements.
         contribute: what to send.
-        sent: told what others will decode (error feedback, put-back); None where nobody asks, to save decoding.
+        sent: told what others will decode (error feedback, put-back); None saves the decoding.
         settle: method state after the fate of a contribution.
-        keeps_snapshot: keep the snapshot vector until the contribution is adopted (one more copy of the fragment).
+        keeps_snapshot: keep the snapshot vector until the contribution is adopted: one more copy.
     """
 
     policy: Policy
@@ -146,7 +147,7 @@ class Method:
     adopt: Callable[[Local, Tensor, bool], Local]
     init: Callable[[int], State] = no_state
     contribute: Callable[[Local], Contribution] = outer_gradient
-    sent: Callable[[State, Tensor], State] | None = None
+    sent: Callable[[Contribution, Tensor], State] | None = None
     settle: Callable[[State, State, bool], State] = commit_by_fate
     keeps_snapshot: bool = False
 
@@ -155,7 +156,7 @@ def make_policy(method: str, defaults: Mapping[str, Any], overrides: Mapping[str
     """Build a method's policy: its defaults, then what the user set.
 
     Raises:
-        ValueError: an unknown field (with the closest known one), a value of the wrong type, or a contradiction.
+        ValueError: an unknown field (names the closest), a value of the wrong type, or a contradiction.
 
     >>> make_policy("decoupled", {"quorum": 1}, {"quorum": "all"}).quorum
     'all'
@@ -171,10 +172,10 @@ def make_policy(method: str, defaults: Mapping[str, Any], overrides: Mapping[str
 
 
 def hub_method(policy: Policy) -> Method:
-    """The method that sends outer gradients to a hub and adopts as the policy says; most of the family is this.
+    """Send outer gradients to a hub and adopt as the policy says: most of the family is this.
 
     Raises:
-        ValueError: the policy names a codec, outer optimizer, merge rule, weighting or plan that does not exist.
+        ValueError: the policy names a codec, outer optimizer, merge rule, weighting or plan that is unknown.
     """
     _check_name("weighting", policy.weighting, WEIGHTINGS)
     _check_name("fragment_plan", policy.fragment_plan, PLANS)

@@ -26,11 +26,11 @@ DEFAULTS = {
 
 
 def decoupled(**overrides: Any) -> Method:
-    """Decoupled DiLoCo, Algorithms 1 and 2: ``Delta_p = Merge({Theta_p - theta_mp}, w_mp)`` over those that came.
+    """Decoupled DiLoCo, Algorithms 1 and 2: ``Delta_p = Merge({Theta_p - theta_mp}, w_mp)`` over who came.
 
-    P = H = 24 balanced fragments, tau = 2, quorum K = 1 with a grace window, weights ``c_tokens^2 / c_steps``,
-    RDA for all tensors but the embedding (plain average), adoption by overwriting. Not published, chosen here:
-    outer lr 0.7 and momentum 0.9 (DiLoCo's), gamma 0.8, RDA per tensor.
+    P = H = 24 balanced fragments, tau = 2, quorum K = 1 with a grace window, weights
+    ``c_tokens^2 / c_steps``, RDA for all tensors but the embedding (plain average), adoption by overwriting.
+    Not published, chosen here: outer lr 0.7 and momentum 0.9 (DiLoCo's), gamma 0.8, RDA per tensor.
 
     Args:
         **overrides: fields of `farflung.protocol.policy.Policy`.

@@ -26,11 +26,11 @@ DEFAULTS = {
 
 
 def diloco(**overrides: Any) -> Method:
-    """DiLoCo, Algorithm 1: ``Delta = mean_m (Theta - theta_m)``, ``Theta <- Nesterov(Theta, Delta)``.
+    """DiLoCo: ``Delta = mean_m (Theta - theta_m)``, ``Theta <- Nesterov(Theta, Delta)``.
 
     The whole model is one fragment (P = 1), nothing overlaps (tau = 0) and every live learner is waited for.
-    The paper's main setting is H = 500, outer lr 0.7, momentum 0.9 (its range of H: 50 to 2000); runs of
-    a few hundred steps want a smaller ``sync_every_steps``. `anchor` changes nothing while nobody is stale.
+    The paper's main setting is H = 500, outer lr 0.7, momentum 0.9 (H from 30 to 500 is in use); runs of a
+    few hundred steps want a smaller ``sync_every_steps``. `anchor` changes nothing while nobody is stale.
 
     Args:
         **overrides: fields of `farflung.protocol.policy.Policy`.

@@ -1,4 +1,4 @@
-"""Streaming DiLoCo (arXiv 2501.18512): fragments in turn, communication behind compute, 4-bit outer gradients."""
+"""Streaming DiLoCo (arXiv 2501.18512): fragments in turn, overlap with compute, 4-bit outer gradients."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ DEFAULTS = {
     "anchor": "present",
     "adoption": "mix",
     "mix_alpha": 0.5,
-    "codec": "e3m0",
+    "codec": "int4",
     "outer": "nesterov",
     "outer_lr": 0.4,
     "outer_momentum": 0.9,
@@ -27,12 +27,12 @@ DEFAULTS = {
 
 
 def streaming(**overrides: Any) -> Method:
-    """Streaming DiLoCo, Algorithm 2: fragment p at ``step mod H == floor(p H / P)``, adopted tau steps later.
+    """Streaming DiLoCo: fragment p at ``step mod H == floor(p H / P)``, adopted tau steps later.
 
     ``theta <- alpha theta + (1 - alpha) Theta``, alpha = 0.5; strided fragments of whole layers; E3M0 outer
-    gradients, accumulated in fp32; outer lr 0.4, momentum 0.9. The paper uses H = 30 or 100 and shows tau up to
-    10 at no loss; here H = 30 and tau = 5. Its fragments hold three layers; P = 4 suits small models, larger
-    ones want ``num_fragments`` = layers / 3. ``adoption="overwrite"`` also wants ``mix_alpha=0``.
+    gradients, accumulated in fp32; outer lr 0.4, momentum 0.9. The paper uses H = 30 or 100 and shows tau up
+    to 10 at little loss; here H = 30 and tau = 5. Its fragments hold three layers; P = 4 suits small models,
+    larger ones want ``num_fragments`` = layers / 3. ``adoption="overwrite"`` also wants ``mix_alpha=0``.
 
     Args:
         **overrides: fields of `farflung.protocol.policy.Policy`.

@@ -12,14 +12,14 @@ class Action(msgspec.Struct, frozen=True, kw_only=True, tag=True, tag_field="typ
     pass
 
 
-class SetTimer(Action):
+class SetTimer(Action, frozen=True):
     """Fire `TimerFired(name)` at `at_s`; a second one of this name replaces the first. None cancels."""
 
     name: str
     at_s: float | None
 
 
-class Note(Action):
+class Note(Action, frozen=True):
     """Something a person should be able to count or read: a rejoin, a refusal, a wait and its reason."""
 
     kind: str
@@ -29,12 +29,12 @@ class Note(Action):
 # ---- syncer --------------------------------------------------------------------------------------------
 
 
-class Send(Action):
+class Send(Action, frozen=True):
     connection: int
     message: SyncerMessage
 
 
-class HangUp(Action):
+class HangUp(Action, frozen=True):
     connection: int
 
 
@@ -47,13 +47,13 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     weight: float  # normalised: the weights of a merge sum to 1
 
 
-class CommitSeed(Action):
+class CommitSeed(Action, frozen=True):
     """Make the uploaded fragments version 0."""
 
     objects: list[str]
 
 
-class Merge(Action):
+class Merge(Action, frozen=True):
     """Produce `version` of a fragment from the present one and these parts, checked finite, then committed.
 
     If the result is not finite the present value and outer state are committed unchanged.
@@ -65,56 +65,56 @@ class Merge(Action):
     final: bool = False  # plain weighted average, outer optimizer left out
 
 
-class Discard(Action):
+class Discard(Action, frozen=True):
     """Free the buffer of a contribution that will not be merged."""
 
     object: str
 
 
-class Retire(Action):
+class Retire(Action, frozen=True):
     """Nobody may use this version as a base any more."""
 
     fragment: int
     version: int
 
 
-class DiscardState(Action):
+class DiscardState(Action, frozen=True):
     transfer: str
 
 
-class WriteCheckpoint(Action):
+class WriteCheckpoint(Action, frozen=True):
     pass
 
 
-class Finished(Action):
+class Finished(Action, frozen=True):
     reason: str  # finished, suspended
 
 
 # ---- learner -------------------------------------------------------------------------------------------
 
 
-class Say(Action):
+class Say(Action, frozen=True):
     message: LearnerMessage
 
 
-class Post(Action):
+class Post(Action, frozen=True):
     command: AnyCommand
 
 
-class Fetch(Action):
+class Fetch(Action, frozen=True):
     """Download a version into the fragment's downlink slot."""
 
     fragment: int
     version: int
 
 
-class FetchState(Action):
+class FetchState(Action, frozen=True):
     transfer: str
     num_bytes: int
     digest: str
 
 
-class Upload(Action):
+class Upload(Action, frozen=True):
     """Send a slot: fragment `fragment` of the uplink, the downlink (seed) or the state slot (fragment None)."""
 
     object: str
@@ -123,15 +123,15 @@ class Upload(Action):
     seed: bool = False
 
 
-class CancelUpload(Action):
+class CancelUpload(Action, frozen=True):
     object: str
 
 
-class Connect(Action):
+class Connect(Action, frozen=True):
     """Open the control link again (the driver backs off)."""
 
 
-class Exit(Action):
+class Exit(Action, frozen=True):
     reason: str
     ok: bool
 

@@ -12,7 +12,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag=True, tag_field="type
     pass
 
 
-class TimerFired(Event):
+class TimerFired(Event, frozen=True):
     name: str
     late_s: float = 0.0  # how late the driver itself was: credited to every lease
 
@@ -20,16 +20,16 @@ class TimerFired(Event):
 # ---- syncer --------------------------------------------------------------------------------------------
 
 
-class Connected(Event):
+class Connected(Event, frozen=True):
     connection: int
 
 
-class Disconnected(Event):
+class Disconnected(Event, frozen=True):
     connection: int
     reason: str = ""
 
 
-class MessageArrived(Event):
+class MessageArrived(Event, frozen=True):
     connection: int
     message: LearnerMessage
     finite: bool | None = None  # of a Contribute or Seeded: what the driver found in the object
@@ -38,14 +38,14 @@ class MessageArrived(Event):
     digests: list[str] = []  # of a Seeded: one a fragment
 
 
-class Refusal(Event):
+class Refusal(Event, frozen=True):
     """The transport turned somebody away before a machine saw a message (token, frame, size)."""
 
     reason: str
     detail: str
 
 
-class MergeDone(Event):
+class MergeDone(Event, frozen=True):
     fragment: int
     version: int
     finite: bool
@@ -54,64 +54,64 @@ class MergeDone(Event):
     merge_s: float
 
 
-class StopRequested(Event):
+class StopRequested(Event, frozen=True):
     mode: Literal["suspend", "finish"]
 
 
-class CheckpointWritten(Event):
+class CheckpointWritten(Event, frozen=True):
     pass
 
 
 # ---- learner -------------------------------------------------------------------------------------------
 
 
-class LinkUp(Event):
+class LinkUp(Event, frozen=True):
     pass
 
 
-class LinkDown(Event):
+class LinkDown(Event, frozen=True):
     reason: str = ""
 
 
-class Received(Event):
+class Received(Event, frozen=True):
     message: SyncerMessage
 
 
-class Reported(Event):
+class Reported(Event, frozen=True):
     report: AnyReport
 
 
-class TrainerGone(Event):
+class TrainerGone(Event, frozen=True):
     reason: str
 
 
-class Fetched(Event):
+class Fetched(Event, frozen=True):
     fragment: int
     version: int
 
 
-class FetchFailed(Event):
+class FetchFailed(Event, frozen=True):
     fragment: int
     version: int
     reason: str
     gone: bool = False  # the syncer no longer has it: a newer one was announced
 
 
-class StateFetched(Event):
+class StateFetched(Event, frozen=True):
     transfer: str
 
 
-class StateFetchFailed(Event):
+class StateFetchFailed(Event, frozen=True):
     transfer: str
     reason: str
 
 
-class Uploaded(Event):
+class Uploaded(Event, frozen=True):
     object: str
     transfer_s: float = 0.0
 
 
-class UploadFailed(Event):
+class UploadFailed(Event, frozen=True):
     object: str
     reason: str
 

@@ -95,10 +95,10 @@ class Ledger:
             self._drop("overlap" if sent.fate == "merged" else "superseded", window.open)
         window.open, window.sent = 0, None
 
-    def lost(self, learner: str, arrived: set[tuple[int, int]]) -> None:
+    def lost(self, learner: str, arrived: set[tuple[int, int]], reason: str = "learner_lost") -> None:
         """The learner's process is gone. `arrived`: (fragment, round) already received, still to be merged."""
         for fragment, window in enumerate(self._of(learner)):
-            self._drop("learner_lost", window.open)
+            self._drop(reason, window.open)
             if (sent := window.sent) is not None:
                 if sent.fate is None:
                     window.orphans[sent.round] = Orphan(sent.tokens, 0)
@@ -146,8 +146,8 @@ class Ledger:
     def _leave(self, window: Window, round: int) -> None:
         """A new snapshot covers the tokens of the previous, unmerged one (same base, so same work)."""
         sent = window.sent
-        assert sent is not None and sent.fate not in (None, "merged"), f"round {round}: {sent} is not settled"
-        window.open += sent.tokens
+        assert sent is not None and sent.fate is not None, f"round {round}: {sent} is not settled"
+        window.open += sent.tokens if sent.fate != "merged" else 0
 
     def _close(self, fate: Fate, tokens: int) -> None:
         if fate == "merged":

@@ -11,35 +11,42 @@ class Command(msgspec.Struct, frozen=True, kw_only=True, tag=True, tag_field="ty
     pass
 
 
-class Seed(Command):
+class Begin(Command, frozen=True):
+    """The syncer took this learner in, as one of a run."""
+
+    run: str
+    incarnation: int
+    index: int  # among all learners ever seen: which shard of the data is its own
+
+
+class Seed(Command, frozen=True):
     """Write every fragment's fp32 value into the downlink slots."""
 
 
-class Load(Command):
+class Load(Command, frozen=True):
     """Install one version of every fragment (from the downlink slots), then inner state and cursor."""
 
     versions: list[int]
     cursor: int
     step: int
     state: bool  # inner state lies in the state slot
-    inner_digest: str | None = None
 
 
-class Adopt(Command):
+class Adopt(Command, frozen=True):
     fragment: int
     version: int
     included: int | None  # round of the learner's last contribution inside this version
     at_step: int = 0
 
 
-class Snapshot(Command):
+class Snapshot(Command, frozen=True):
     fragment: int
     round: int
     at_step: int = 0
     final: bool = False  # hand-in: taken even if an adoption left nothing to send
 
 
-class Settle(Command):
+class Settle(Command, frozen=True):
     """The fate of a contribution is known: commit or roll back what sending changed."""
 
     fragment: int
@@ -47,34 +54,34 @@ class Settle(Command):
     merged: bool
 
 
-class RunUntil(Command):
+class RunUntil(Command, frozen=True):
     """Do not begin another step at or beyond this one."""
 
     step: int | None
     reason: str = ""
 
 
-class Donate(Command):
+class Donate(Command, frozen=True):
     transfer: str
 
 
-class Advance(Command):
+class Advance(Command, frozen=True):
     """Tokens that the whole run has trained."""
 
     tokens: int
     budget_tokens: int
 
 
-class Save(Command):
+class Save(Command, frozen=True):
     """Write everything that `--resume` needs, then stop."""
 
 
-class End(Command):
+class End(Command, frozen=True):
     reason: str
 
 
 AnyCommand = (
-    Seed | Load | Adopt | Snapshot | Settle | RunUntil | Donate | Advance | Save | End
+    Begin | Seed | Load | Adopt | Snapshot | Settle | RunUntil | Donate | Advance | Save | End
 )  # fmt: skip
 
 
@@ -82,7 +89,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, tag=True, tag_field="typ
     pass
 
 
-class Ready(Report):
+class Ready(Report, frozen=True):
     """The trainer has a model. `held` is set when its state came from a checkpoint."""
 
     learner: str
@@ -96,11 +103,11 @@ class Ready(Report):
     sequence: int = 0
 
 
-class SeedTaken(Report):
-    pass
+class SeedTaken(Report, frozen=True):
+    num_bytes: list[int]  # one a fragment
 
 
-class Taken(Report, tag=False):
+class Taken(Report, frozen=True, tag=False):
     """One snapshot, encoded into the fragment's uplink slot."""
 
     fragment: int
@@ -111,7 +118,7 @@ class Taken(Report, tag=False):
     num_bytes: int
 
 
-class BoundaryPassed(Report):
+class BoundaryPassed(Report, frozen=True):
     step: int
     tokens: int = 0
     step_s: float = 0.0
@@ -124,7 +131,7 @@ class BoundaryPassed(Report):
     skipped: list[int] = []  # fragments whose final snapshot had nothing to send
 
 
-class Loaded(Report):
+class Loaded(Report, frozen=True):
     versions: list[int]
     digests: list[str]
     inner_digest: str | None
@@ -133,7 +140,7 @@ class Loaded(Report):
     step: int
 
 
-class Donated(Report):
+class Donated(Report, frozen=True):
     """Inner state lies in the state slot."""
 
     transfer: str
@@ -143,11 +150,11 @@ class Donated(Report):
     step: int
 
 
-class SaveDone(Report):
+class SaveDone(Report, frozen=True):
     step: int
 
 
-class Ended(Report):
+class Ended(Report, frozen=True):
     """The user's loop ended by itself."""
 
     reason: str

@@ -65,6 +65,7 @@ class Expected:
     """What a joiner must prove to hold, from the moment `Install` was sent."""
 
     versions: list[int]
+    digests: list[str]
     cursor: int
     donor: str | None = None
     inner_digest: str | None = None

@@ -62,10 +62,14 @@ class Merging:
             if at > self.hub.now:
                 self.hub.timer("open", at)
                 return
-            self._open(self.rounds.next_fragment)
+            round = self._open(self.rounds.next_fragment)
+            for member in self.hub.membership.training():
+                self._ask(round, member)
 
     def _open(self, fragment: int, final: bool = False) -> Round:
         live = frozenset(m.name for m in self.hub.membership.training() if m.live(self.hub.now))
+        if self.policy.pace == "lockstep":  # round r makes version r
+            self.rounds.next_number[fragment] = self.versions[fragment] + (2 if final else 1)
         round = self.rounds.start(fragment, self.hub.now, live, final)
         self.hub.note("round_open", fragment=fragment, round=round.number, final=final)
         if not final:
@@ -73,23 +77,32 @@ class Merging:
         return round
 
     def invite(self, member: Member) -> None:
-        """Metadata of a finished step invites its learner to every round that still wants it (free pace)."""
-        if self.policy.pace == "lockstep":
-            return
-        for fragment in sorted(self.rounds.open):
-            round = self.rounds.open[fragment]
-            if self.rounds.invite(round, member, self.hub.now, self.step_s()):
-                self.hub.send(member, msg.Invite(fragment=fragment, round=round.number))
+        """Metadata of a finished step invites its learner to every round that still wants it (free pace).
+
+        Who is training when a round opens was asked then, without waiting for a report: the answer is taken
+        at the end of the step under way, so it is work of a step that finished after the round opened.
+        """
+        if self.policy.pace == "free":
+            for fragment in sorted(self.rounds.open):
+                self._ask(self.rounds.open[fragment], member)
                 self.review(fragment)
+
+    def _ask(self, round: Round, member: Member) -> None:
+        if self.rounds.invite(round, member, self.hub.now, self.step_s()):
+            self.hub.send(member, msg.Invite(fragment=round.fragment, round=round.number))
 
     def snapshotted(self, member: Member, fragment: int, number: int) -> None:
         """A learner snapshotted for a round; lockstep rounds open with their first snapshot."""
+        held = self.holding(member.name)
         for older in self.hub.ledger.unsettled(member.name, fragment):
-            if (fragment, older) not in self.holding(member.name):  # it will never come: never two in flight
-                self.hub.ledger.settled(member.name, fragment, older, "late")
+            if (fragment, older) in held:
+                detail = f"snapshot for round {number} of fragment {fragment} while round {older} is open"
+                self.hub.refuse(member.name, "two_in_flight", detail)
+                return
+            self.hub.ledger.settled(member.name, fragment, older, "late")  # it will never come
         self.hub.ledger.snapshotted(member.name, fragment, number)
         opens = self.policy.pace == "lockstep" and self.hub.phase == "training"
-        if opens and fragment not in self.rounds.open and number == self.rounds.next_number[fragment]:
+        if opens and fragment not in self.rounds.open and number == self.versions[fragment] + 1:
             self._open(fragment)
 
     def adopted(self, member: Member, fragment: int, version: int) -> None:
@@ -117,6 +130,11 @@ class Merging:
         round = self.rounds.open.get(p)
         if round is not None and round.number == number and member.name in round.arrived:
             self.hub.refuse(member.name, "repeat", f"fragment {p} round {number} already lies here")
+            if round.arrived[member.name].incarnation != member.incarnation:
+                self._remember(member.name, member.incarnation, p, number, "late")
+                self.hub.emit(act.Discard(object=object_name))
+                reason = "your earlier incarnation's contribution is in this round"
+                self.hub.send(member, msg.FateOf(fragment=p, round=number, fate="late", reason=reason))
             return
         fate, reason = self._check(member, message, event, round)
         if fate is not None:
@@ -136,12 +154,17 @@ class Merging:
     ) -> tuple[msg.Fate | None, str]:
         """None if the contribution may be merged, else its fate and why."""
         p, base = message.fragment, message.base_version
+        if member.state != "training":
+            return "rejected", f"not_training: your state is {member.state}"
         if event.problem is not None:
             return "rejected", event.problem
         if not event.finite:
             return "rejected", "non_finite"
         if not 0 <= base <= member.announced[p]:
-            return "rejected", f"base version {base} was never announced to you (newest: {member.announced[p]})"
+            return (
+                "rejected",
+                f"base version {base} was never announced to you (newest: {member.announced[p]})",
+            )
         if message.steps < 1 or message.tokens < 0:
             return "rejected", f"steps = {message.steps}, tokens = {message.tokens}: nothing to merge"
         if base not in self.kept[p]:
@@ -199,7 +222,8 @@ class Merging:
         again = decision.wait_until_s
         if again is None:
             again = min((at for at in round.invited.values() if at > now), default=now + self.policy.lease_s)
-        if len(round.arrived) < needed and now - round.opened_s >= self.policy.lease_s / 2:
+        if len(round.arrived) < needed and now >= round.noted_s + self.policy.lease_s / 2:
+            round.noted_s = now
             self.hub.note(
                 "waiting", fragment=fragment, round=round.number, reason=decision.reason, deadline_s=again
             )
@@ -241,7 +265,9 @@ class Merging:
         if member.incarnation != arrived.incarnation:
             self.hub.ledger.settled(member.name, round.fragment, round.number, fate)
             return
-        self.hub.settle(member, round.fragment, round.number, fate, "" if event.finite else "merge_not_finite")
+        self.hub.settle(
+            member, round.fragment, round.number, fate, "" if event.finite else "merge_not_finite"
+        )
         if event.finite:
             member.included[round.fragment] = round.number
             member.merged += 1
@@ -297,7 +323,6 @@ class Merging:
             for name in sorted(round.arrived):
                 arrived = round.arrived[name]
                 member = self.hub.membership.members[name]
-                self._remember(name, arrived.incarnation, fragment, round.number, "cancelled")
                 self.hub.emit(act.Discard(object=arrived.object))
                 if member.incarnation == arrived.incarnation:
                     self.hub.settle(member, fragment, round.number, "cancelled", "the run is ending")

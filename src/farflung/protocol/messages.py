@@ -20,7 +20,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, tag_field="ty
 # ---- learner to syncer ---------------------------------------------------------------------------------
 
 
-class Join(Message):
+class Join(Message, frozen=True):
     """First message of every connection. `incarnation` is set by a learner that reattaches."""
 
     protocol: int
@@ -34,7 +34,7 @@ class Join(Message):
     sequence: int = 0  # of the last boundary report
 
 
-class Boundary(Message):
+class Boundary(Message, frozen=True):
     """Metadata of one boundary: what was trained, adopted and snapshotted there."""
 
     sequence: int  # 1, 2, ... within an incarnation; repeats are ignored
@@ -49,7 +49,7 @@ class Boundary(Message):
     snapshots: list[tuple[int, int]] = []  # (fragment, round)
 
 
-class Contribute(Message):
+class Contribute(Message, frozen=True):
     """A contribution whose bytes the syncer has acknowledged."""
 
     fragment: int
@@ -61,15 +61,15 @@ class Contribute(Message):
     sync_s: float = 0.0  # from snapshot to acknowledgement
 
 
-class Seeded(Message):
+class Seeded(Message, frozen=True):
     """All fragments of version 0 were uploaded."""
 
 
-class Heartbeat(Message):
+class Heartbeat(Message, frozen=True):
     pass
 
 
-class StateReady(Message):
+class StateReady(Message, frozen=True):
     """A donor's inner-optimizer state lies at the syncer."""
 
     transfer: str
@@ -80,12 +80,12 @@ class StateReady(Message):
     held: list[int]
 
 
-class StateFailed(Message):
+class StateFailed(Message, frozen=True):
     transfer: str
     reason: str
 
 
-class Installed(Message):
+class Installed(Message, frozen=True):
     """A joiner holds these bits, and starts."""
 
     versions: list[int]
@@ -96,33 +96,33 @@ class Installed(Message):
     step: int
 
 
-class HandedIn(Message):
+class HandedIn(Message, frozen=True):
     """Every final contribution of this learner was sent."""
 
 
-class Saved(Message):
+class Saved(Message, frozen=True):
     """The learner wrote its own state and stopped, ready to be resumed."""
 
     step: int
 
 
-class TrainerLost(Message):
+class TrainerLost(Message, frozen=True):
     reason: str
 
 
-class Leave(Message):
+class Leave(Message, frozen=True):
     reason: str
 
 
 # ---- syncer to learner ---------------------------------------------------------------------------------
 
 
-class Refused(Message):
+class Refused(Message, frozen=True):
     reason: str  # a name: token, run, fingerprint, method, protocol, fenced, closing
     detail: str  # one line for a person
 
 
-class Welcome(Message):
+class Welcome(Message, frozen=True):
     run: str
     incarnation: int
     index: int  # this learner's place among all learners ever seen
@@ -130,18 +130,18 @@ class Welcome(Message):
     budget_tokens: int
 
 
-class SeedRequest(Message):
+class SeedRequest(Message, frozen=True):
     """You are the first: upload your parameters as version 0."""
 
 
-class StateOffer(Message, tag=False):
+class StateOffer(Message, frozen=True, tag=False):
     transfer: str
     donor: str
     num_bytes: int
     digest: str
 
 
-class Install(Message):
+class Install(Message, frozen=True):
     """Load these versions, the donor's inner state and your own data position; then start."""
 
     versions: list[int]
@@ -152,21 +152,22 @@ class Install(Message):
     reason: str  # birth, rejoin, cold: why there is or is no state
 
 
-class Reattached(Message):
-    """Go on as you are; repeat the boundaries after `sequence`."""
+class Reattached(Message, frozen=True):
+    """Go on as you are; repeat `Installed` if it did not arrive, and the boundaries after `sequence`."""
 
+    installed: bool
     sequence: int
     syncer_step: int
 
 
-class Invite(Message):
+class Invite(Message, frozen=True):
     """Pull: send your work on this fragment."""
 
     fragment: int
     round: int
 
 
-class Announce(Message):
+class Announce(Message, frozen=True):
     """A new version exists. `included` is the round of your last contribution that is part of it."""
 
     fragment: int
@@ -175,36 +176,36 @@ class Announce(Message):
     syncer_step: int
 
 
-class FateOf(Message):
+class FateOf(Message, frozen=True):
     fragment: int
     round: int
     fate: Fate
     reason: str = ""
 
 
-class Progress(Message):
+class Progress(Message, frozen=True):
     tokens: int
     sequence: int  # last boundary report that arrived
 
 
-class Donate(Message):
+class Donate(Message, frozen=True):
     """Upload your inner-optimizer state for a joiner."""
 
     transfer: str
 
 
-class Finish(Message):
+class Finish(Message, frozen=True):
     """The budget is spent: adopt these versions, then hand in every fragment under these rounds."""
 
     versions: list[int]
     rounds: list[int]
 
 
-class Suspend(Message):
+class Suspend(Message, frozen=True):
     """Write your state and stop; the run will be resumed."""
 
 
-class Stop(Message):
+class Stop(Message, frozen=True):
     reason: str  # finished, suspended, fenced, reset
 
 

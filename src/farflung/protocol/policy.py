@@ -1,5 +1,6 @@
 """The numbers and choices of a method that machines need: no tensors, no functions, one JSON object."""
 
+import hashlib
 from typing import Literal
 
 import msgspec
@@ -56,6 +57,10 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def carries_tokens(self) -> bool:
         """Whether work that was not merged survives an adoption (mix with alpha > 0, rebase)."""
         return self.adoption == "rebase" or (self.adoption == "mix" and self.mix_alpha > 0)
+
+    def digest(self) -> str:
+        """Eight hex digits that all members of a run must agree on."""
+        return hashlib.sha256(msgspec.json.encode(self, order="sorted")).hexdigest()[:8]
 
     @property
     def heartbeat_s(self) -> float:

@@ -44,6 +44,10 @@ class Round:
     quorum_s: float | None = None
     grace_s: float = 0.0
     merging: bool = False
+    noted_s: float = field(init=False)  # when its wait was last shown
+
+    def __post_init__(self) -> None:
+        self.noted_s = self.opened_s
 
     def parts(self, weighting: str) -> list[Part]:
         """Contributions in sorted learner order with normalised weights; those of weight 0 are left out."""
@@ -122,13 +126,20 @@ class Rounds:
         if round.quorum_s is None and len(round.arrived) >= needed:
             round.quorum_s = now
             self.xi_quorum = self.xi_quorum.update(now - round.opened_s)
-            round.grace_s = quorum.grace_s(
-                tau=self.policy.overlap_steps,
-                xi_step_s=xi_step_s,
-                xi_quorum_s=self.xi_quorum.value or 0.0,
-                xi_sync_s=self.xi_sync.value or 0.0,
-                gamma=self.policy.grace_gamma,
-            )
+            round.grace_s = self._grace_s(xi_step_s)
+
+    def _grace_s(self, xi_step_s: float) -> float:
+        """Eq. 3, kept inside the throttle."""
+        policy = self.policy
+        grace_s = quorum.grace_s(
+            tau=policy.overlap_steps,
+            xi_step_s=xi_step_s,
+            xi_quorum_s=self.xi_quorum.value or 0.0,
+            xi_sync_s=self.xi_sync.value or 0.0,
+            gamma=policy.grace_gamma,
+        )
+        interval_s = schedule.round_interval_s(policy.sync_every_steps, policy.num_fragments, xi_step_s)
+        return min(grace_s, interval_s) if policy.throttle else grace_s
 
     def review(self, round: Round, now: float, needed: int, may_come: set[str]) -> Decision:
         """Close or wait. `may_come`: progressing members that have not contributed to this round."""
@@ -151,7 +162,5 @@ class Rounds:
 
 def median_step_s(members: list[Member], now: float) -> float | None:
     """xi_step: the median step time over progressing learners."""
-    times = [
-        m.step_s.value for m in members if m.progressing(now, PATIENCE_S) and m.step_s.value is not None
-    ]
+    times = [m.step_s.value for m in members if m.progressing(now, PATIENCE_S) and m.step_s.value is not None]
     return median(times) if times else None

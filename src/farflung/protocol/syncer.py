@@ -22,6 +22,26 @@ from farflung.protocol.policy import Policy
 Phase = Literal["birth", "training", "finishing", "handing_in", "suspending", "finished", "suspended"]
 
 
+def malformed(message: msg.LearnerMessage, member: Member, num_fragments: int) -> str | None:
+    """One line about numbers that cannot be, or None. Types were checked when the frame was decoded."""
+    kind, every = type(message).__name__, range(num_fragments)
+    if isinstance(message, msg.Boundary):
+        if message.tokens < 0 or not 0 <= message.step_s < float("inf"):
+            return f"{kind}: tokens = {message.tokens}, step_s = {message.step_s}"
+        if any(p not in every for p, _ in [*message.adopted, *message.snapshots]):
+            return f"{kind}: a fragment outside 0..{num_fragments - 1}"
+        if any(version > member.announced[p] for p, version in message.adopted):
+            return f"{kind}: adopted a version that was never announced"
+    if isinstance(message, msg.Contribute) and message.fragment not in every:
+        return f"{kind}: fragment {message.fragment} is outside 0..{num_fragments - 1}"
+    if (
+        isinstance(message, msg.Installed)
+        and not len(message.versions) == len(message.digests) == num_fragments
+    ):
+        return f"{kind}: needs one version and digest for each of {num_fragments} fragments"
+    return None
+
+
 class SyncerMachine:
     """One logical syncer of one run.
 
@@ -176,6 +196,11 @@ class SyncerMachine:
             self.emit(act.HangUp(connection=event.connection))
             return
         member.lease_until_s = self.now + self.policy.lease_s
+        problem = malformed(event.message, member, self.policy.num_fragments)
+        if problem is not None:
+            self.refuse(member.name, "malformed", problem)
+            self.emit(act.HangUp(connection=event.connection))
+            return
         self._messages[type(event.message)](member, event)
 
     def _boundary(self, member: Member, event: ev.MessageArrived) -> None:

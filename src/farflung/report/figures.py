@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 
 from farflung.report import spans
 from farflung.report.history import History, Interval, Merged, median
@@ -99,16 +100,15 @@ def narrow(merges: Iterable[Merged]) -> int:
 def merge_gaps(history: History) -> list[Interval]:
     """The times between merges that follow each other; the plain average at the end does not count."""
     times = [m.t for m in history.merges if not m.final]
-    return list(zip(times, times[1:], strict=False))
+    return list(pairwise(times))
 
 
 def largest_merge_gap(history: History) -> Interval | None:
     """The longest time without a merge, counting from the last merge to the end of the last step too."""
     gaps = merge_gaps(history)
     times = [m.t for m in history.merges if not m.final]
-    last_step = max((s[-1].end_s for s in history.steps.values() if s), default=0.0)
-    if times and last_step > times[-1]:
-        gaps.append((times[-1], last_step))
+    if times and history.last_step_s > times[-1]:
+        gaps.append((times[-1], history.last_step_s))
     return max(gaps, key=lambda gap: gap[1] - gap[0], default=None)
 
 

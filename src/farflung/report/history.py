@@ -106,6 +106,11 @@ class History:
         return max(self.start_s, self.last_s if self.ended_s is None else self.ended_s)
 
     @property
+    def last_step_s(self) -> float:
+        """End of the last step of any learner; 0 if none was trained."""
+        return max((steps[-1].end_s for steps in self.steps.values() if steps), default=0.0)
+
+    @property
     def tokens(self) -> int:
         """Tokens reported at boundaries, repeats left out."""
         return sum(s.tokens for steps in self.steps.values() for s in steps)
@@ -286,9 +291,7 @@ class _Fold:
         if text is not None:
             learner = record.node.split(".")[0]
             reason = record.data.get("reason")
-            self.history.troubles.append(
-                Trouble(record.t, learner, f"{text}: {reason}" if reason else text)
-            )
+            self.history.troubles.append(Trouble(record.t, learner, f"{text}: {reason}" if reason else text))
 
 
 def _place(reports: list[_Report]) -> tuple[list[Step], list[Interval]]:

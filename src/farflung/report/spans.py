@@ -75,10 +75,12 @@ def alive(history: History, learner: str) -> list[Span]:
     """The learner's spans in time order, from its first join to its leave or the end of the run.
 
     A membership is cut into training and waiting as reported; before its first step the learner is joining,
-    otherwise time without a report is silent. Between a loss and the next join it is dead, except for steps
-    that it reports afterwards (a broken link, not a broken learner).
+    otherwise more than one own step without a report is silent (not after the last step of all). Between a
+    loss and the next join it is dead, except for steps that it reports afterwards (a broken link, not a
+    broken learner).
     """
     busy = training(history, learner)
+    step_s = _own_step_s(history.steps.get(learner, []))
     waits = [w for wait in union(history.waits.get(learner, [])) for w in subtract(wait, busy)]
     known = union([*busy, *waits])
     spans = [Span(a, b, "training") for a, b in busy] + [Span(a, b, "waiting") for a, b in waits]
@@ -90,7 +92,8 @@ def alive(history: History, learner: str) -> list[Span]:
         first = min(max(first, start), end)
         if first > start:
             spans.append(Span(start, first, "joining"))
-        spans += [Span(a, b, "silent") for a, b in subtract((first, end), known)]
+        gaps = subtract((first, min(end, history.last_step_s)), known)
+        spans += [Span(a, b, "silent") for a, b in gaps if b - a > step_s]
     return sorted((s for s in spans if s.end_s > s.start_s), key=lambda s: s.start_s)
 
 

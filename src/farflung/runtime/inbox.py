@@ -35,7 +35,7 @@ class Slot:
     def check(self) -> None:
         """Raise Refused when these bytes are no longer wanted."""
         if self.upload.writers.get(self.chunk.index) is not self:
-            raise Refused("superseded", f"{self.name}: chunk {self.chunk.index} is written by another request")
+            raise Refused("superseded", f"{self.name}: chunk {self.chunk.index} was taken over")
 
 
 class Inbox:

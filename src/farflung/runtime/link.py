@@ -6,6 +6,7 @@ its connection: nobody ever waits for a slow reader. Malformed input costs the c
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator, Callable
 from typing import Generic, TypeVar
 
@@ -15,11 +16,12 @@ from aiohttp.web import WebSocketResponse
 
 from farflung.protocol import wire
 from farflung.protocol.messages import Message
-from farflung.runtime.transport import Traffic, one_line
+from farflung.runtime.transport import one_line
 from farflung.units import MIB
 
 MAX_OUTBOX_BYTES = 4 * MIB  # above the largest frame; control is bytes, so this is hours of it
 CLOSE_S = 2.0  # for the rest of the outbox and the closing handshake; Ctrl-C must take seconds at most
+HEARTBEAT_S = 30.0  # between pings, both ways: reaps half-open connections; leases are the machines' business
 MAX_REASON_BYTES = 120  # a close frame carries 123
 
 Incoming = TypeVar("Incoming")
@@ -35,14 +37,14 @@ class Link(Generic[Incoming]):
 
     def __init__(
         self,
-        socket: WebSocketResponse | ClientWebSocketResponse,
+        websocket: WebSocketResponse | ClientWebSocketResponse,
         decode: Callable[[bytes], Incoming],
         count: Callable[[int], None],
         max_outbox_bytes: int = MAX_OUTBOX_BYTES,
     ) -> None:
         self.reason = ""
         self.damage: str | None = None
-        self._socket = socket
+        self._socket = websocket
         self._decode = decode
         self._count = count
         self._outbox: asyncio.Queue[bytes | None] = asyncio.Queue()
@@ -72,47 +74,45 @@ class Link(Generic[Incoming]):
             self._outbox.put_nowait(None)
 
     def abort(self, reason: str) -> None:
-        """Close without sending what is queued; returns at once."""
-        self.reason = self.reason or reason
-        self._writer.cancel()
+        """Cut the connection without sending what is queued; returns at once."""
+        self.end(reason)
+        sock = self._socket.get_extra_info("socket")
+        if sock is not None:
+            with contextlib.suppress(OSError):  # already disconnected
+                sock.shutdown(socket.SHUT_RDWR)
 
     async def close(self, reason: str = "closed") -> None:
-        """Send what is queued, close, and wait for it, CLOSE_S at most."""
+        """Send what is queued, close, and wait for it: a few CLOSE_S at most."""
         self.end(reason)
-        await asyncio.wait([self._writer], timeout=CLOSE_S)
-        self._writer.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._writer
+        _, waiting = await asyncio.wait([self._writer], timeout=CLOSE_S)
+        if waiting:
+            self.abort(reason)
+            await asyncio.wait([self._writer], timeout=CLOSE_S)
+            self._writer.cancel()
 
     async def __aiter__(self) -> AsyncIterator[Incoming]:
         """Messages until the link ends; `reason` then says why."""
-        async for frame in self._socket:
-            if frame.type is WSMsgType.BINARY:
-                self._count(len(frame.data))
-                try:
-                    message = self._decode(frame.data)
-                except ValueError as error:
-                    self._spoiled(str(error))
-                    break
-                yield message
-            elif frame.type is WSMsgType.TEXT:
-                self._spoiled("control frame: text instead of binary")
-                break
-            elif frame.type is WSMsgType.ERROR:
-                error = self._socket.exception()
-                if isinstance(error, aiohttp.WebSocketError):
-                    self._spoiled(f"control frame: {one_line(error)}")
-                break
-        self.end(self._why())
+        while (frame := await self._socket.receive()).type is WSMsgType.BINARY:
+            self._count(len(frame.data))
+            try:
+                message = self._decode(frame.data)
+            except ValueError as error:
+                self._spoiled(str(error))
+                return
+            yield message
+        if frame.type is WSMsgType.TEXT:
+            self._spoiled("control frame: text instead of binary")
+        elif isinstance(frame.data, aiohttp.WebSocketError):
+            self._spoiled(f"control frame: {one_line(frame.data)}")
+        elif isinstance(frame.data, BaseException):
+            self.end(one_line(frame.data))
+        else:
+            self.end(str(frame.extra or "") or "the other side closed")
 
     def _spoiled(self, detail: str) -> None:
         self.damage = detail
         self.reason = self.reason or detail
         self._outbox.put_nowait(None)
-
-    def _why(self) -> str:
-        error = self._socket.exception()
-        return one_line(error) if error is not None else "the other side closed"
 
     async def _write(self) -> None:
         try:

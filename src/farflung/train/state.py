@@ -47,6 +47,8 @@ def pack_optimizer(
     tensors: dict[str, Tensor] = {}
     entries: dict[str, dict[str, Any]] = {}
     for p, state in optimizer.state.items():
+        if not state:  # reading a missing entry creates an empty one: both mean the same
+            continue
         name = names[p]
         entries[name] = {}
         for key, value in state.items():

@@ -11,7 +11,7 @@ from farflung.train.base import Batches, Task, TaskConfig
 from farflung.train.gpt import GPT, scale_config
 from farflung.train.text import EVAL_BATCH_SIZE, ShardBatches, TextData, read_text
 
-# Best or near best of a coarse sweep for one learner with 16 windows a step (medium: by trend).
+# Near the best of a coarse sweep, one learner, 16 windows a step (medium: from the trend, tried once).
 PEAK_LR = {"micro": 1e-2, "tiny": 6e-3, "small": 4e-3, "medium": 2e-3}
 BETAS = (0.9, 0.95)
 WEIGHT_DECAY = 0.1

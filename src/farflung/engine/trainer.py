@@ -1,0 +1,146 @@
+"""The trainer's side of the mailbox: every command executed, every report made. No I/O, no clock.
+
+A driver feeds commands in (`take`) and tells it of finished steps (`stepped`); reports come out of `reports`.
+The runtime's learner and the lab's island are the same object behind different mailboxes.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from farflung.engine.island import Island
+from farflung.protocol import mailbox as box
+
+
+class Inner(Protocol):
+    """What belongs to the inner loop: optimizer and schedule (may come from a donor), data position (never)."""
+
+    cursor: int
+
+    def donate(self) -> bytes:
+        """Inner-optimizer and schedule state, the same bytes for the same state."""
+
+    def receive(self, state: bytes) -> None: ...
+
+    def digest(self, state: bytes) -> str: ...
+
+    def lr(self) -> float:
+        """Learning rate of the last step."""
+
+
+@dataclass
+class Progress:
+    """Tokens of the whole run, as last announced, advanced by own steps; never decreasing."""
+
+    tokens: int = 0
+    budget_tokens: int = 0
+
+    @property
+    def fraction(self) -> float:
+        return min(1.0, self.tokens / self.budget_tokens) if self.budget_tokens else 0.0
+
+
+class Trainer:
+    """Executes mailbox commands between inner steps.
+
+    Args:
+        island: the tensors.
+        inner: the inner loop's state.
+        put_state, get_state: the state slot, shared with whoever moves bytes.
+        save: writes everything that a resume needs.
+    """
+
+    def __init__(
+        self,
+        island: Island,
+        inner: Inner,
+        *,
+        put_state: Callable[[bytes], None],
+        get_state: Callable[[], bytes],
+        save: Callable[[], None],
+    ) -> None:
+        self.island, self.inner = island, inner
+        self.progress = Progress()
+        self.begun: box.Begin | None = None
+        self.installed = False
+        self.saved = False
+        self.ended: str | None = None
+        self.reports: list[box.AnyReport] = []
+        self._put_state, self._get_state, self._save = put_state, get_state, save
+
+    def take(self, command: box.AnyCommand) -> None:
+        """Execute a command now, or queue it in the island for its boundary."""
+        match command:
+            case box.Adopt() | box.Snapshot() | box.Settle() | box.RunUntil():
+                self.island.post(command)
+            case box.Begin():
+                self.begun = command
+            case box.Advance():
+                self.progress.tokens = max(self.progress.tokens, command.tokens)
+                self.progress.budget_tokens = command.budget_tokens
+            case box.Seed():
+                self.island.seed()
+                sizes = [self.island.value_size(p) for p in range(self.island.plan.num_fragments)]
+                self.reports.append(box.SeedTaken(num_bytes=sizes))
+            case box.Load():
+                self._load(command)
+            case box.Donate():
+                self._donate(command)
+            case box.Save():
+                self._save()
+                self.saved = True
+                self.reports.append(box.SaveDone(step=self.island.step))
+            case box.End():
+                self.ended = command.reason
+
+    def may_step(self) -> tuple[bool, str]:
+        """Whether the next step may begin, else what is waited for."""
+        if self.ended is not None:
+            return False, self.ended
+        if self.saved:
+            return False, "saved: waiting for the end"
+        if not self.installed:
+            return False, "waiting for the first parameters"
+        return self.island.may_step()
+
+    def stepped(self, tokens: int, *, step_s: float, wait_s: float = 0.0, loss: float | None = None) -> None:
+        """A step ended: the boundary is here."""
+        self.progress.tokens += tokens
+        self.reports.append(
+            self.island.boundary(
+                tokens, step_s=step_s, wait_s=wait_s, loss=loss, lr=self.inner.lr(), cursor=self.inner.cursor
+            )
+        )
+
+    def idle(self, wait_s: float = 0.0) -> None:
+        """Execute what is due at the boundary where we wait."""
+        if self.installed:
+            report = self.island.idle(wait_s=wait_s, lr=self.inner.lr(), cursor=self.inner.cursor)
+            if report is not None:
+                self.reports.append(report)
+
+    def _load(self, command: box.Load) -> None:
+        digests = self.island.load(command)
+        inner_digest = None
+        if command.state:
+            state = self._get_state()
+            self.inner.receive(state)
+            inner_digest = self.inner.digest(self.inner.donate())
+        self.inner.cursor = command.cursor
+        self.installed = True
+        self.reports.append(
+            box.Loaded(
+                versions=command.versions, digests=digests, inner_digest=inner_digest,
+                lr=self.inner.lr() if command.state else None, cursor=self.inner.cursor, step=self.island.step,
+            )
+        )  # fmt: skip
+
+    def _donate(self, command: box.Donate) -> None:
+        state = self.inner.donate()
+        self._put_state(state)
+        self.reports.append(
+            box.Donated(
+                transfer=command.transfer, num_bytes=len(state), digest=self.inner.digest(state),
+                lr=self.inner.lr(), step=self.island.step,
+            )
+        )  # fmt: skip

@@ -1,0 +1,133 @@
+"""How a run ends: the budget is spent (hand in everything, merge once more) or it is suspended to be resumed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from farflung.protocol import actions as act
+from farflung.protocol import events as ev
+from farflung.protocol import messages as msg
+from farflung.protocol.membership import Member
+
+if TYPE_CHECKING:
+    from farflung.protocol.syncer import SyncerMachine
+
+
+class Ending:
+    """training -> finishing (open rounds merge or are cancelled) -> handing_in -> finished.
+
+    training -> suspending (the same, then every learner saves) -> suspended.
+    """
+
+    def __init__(self, hub: SyncerMachine):
+        self.hub, self.policy = hub, hub.policy
+
+    # ---- starting to end -----------------------------------------------------------------------------
+
+    def stop_requested(self, event: ev.StopRequested) -> None:
+        if self.hub.phase == "birth":
+            self.hub.phase = "suspending"
+            self._done("suspended")
+        elif event.mode == "finish":
+            self.finish()
+        elif self.hub.phase == "training":
+            self.hub.phase = "suspending"
+            self.hub.note("ending", reason="asked to stop")
+            self.hub.merging.cancel_open()
+            for member in self.hub.membership.present():
+                if member.state == "training":
+                    self.hub.send(member, msg.Suspend())
+                else:
+                    self._dismiss(member, "suspended")
+            self.hub.timer("end", self.hub.now + self.policy.lease_s)
+            self.review()
+
+    def finish(self) -> None:
+        """The budget is spent: nothing new is opened."""
+        if self.hub.phase != "training":
+            return
+        self.hub.phase = "finishing"
+        self.hub.note("ending", reason="the budget is spent", tokens=self.hub.ledger.tokens_trained)
+        self.hub.merging.cancel_open()
+        for member in self.hub.membership.present():
+            if member.state != "training":
+                self._dismiss(member, "finished")
+        self.review()
+
+    def _hand_in(self) -> None:
+        self.hub.phase = "handing_in"
+        numbers = self.hub.merging.open_final()
+        for member in self.hub.membership.training():
+            self.hub.send(member, msg.Finish(versions=list(self.hub.merging.versions), rounds=numbers))
+        self.hub.timer("end", self.hub.now + self.policy.lease_s)
+        self.review()
+
+    # ---- answers -------------------------------------------------------------------------------------
+
+    def handed_in(self, member: Member, event: ev.MessageArrived) -> None:
+        if self.hub.phase == "handing_in" and member.state == "training":
+            member.state = "handed_in"
+            self.review()
+
+    def saved(self, member: Member, event: ev.MessageArrived) -> None:
+        if self.hub.phase == "suspending" and member.state == "training":
+            member.state = "saved"
+            self.review()
+
+    def overdue(self) -> None:
+        """The deadline of a hand-in or a save passed: go on without those who are missing."""
+        if self.hub.phase in ("handing_in", "suspending"):
+            for member in self.hub.membership.training():
+                self.hub.lose(member, f"did not answer within {self.policy.lease_s} s at the end")
+
+    # ---- going on ------------------------------------------------------------------------------------
+
+    def review(self) -> None:
+        """Take the next step of the ending as soon as nothing holds it up."""
+        waiting = [m for m in self.hub.membership.training() if m.live(self.hub.now)]
+        open_rounds = self.hub.merging.rounds.open
+        if self.hub.phase == "finishing" and not open_rounds:
+            if self.policy.final == "none":
+                self._done("finished")
+            else:
+                self._hand_in()
+        elif self.hub.phase == "handing_in" and not waiting:
+            if open_rounds:
+                self.hub.merging.close_final()
+            else:
+                self._done("finished")
+        elif self.hub.phase == "suspending" and not waiting and not open_rounds:
+            self._settle_suspended()
+            self.hub.phase = "suspended"
+            self.hub.timer("end", None)
+            self.hub.emit(act.WriteCheckpoint())
+
+    def _settle_suspended(self) -> None:
+        """Contributions still on their way go back to their windows: their learners hold that work."""
+        for member in self.hub.membership.present():
+            for fragment in range(self.policy.num_fragments):
+                for number in self.hub.ledger.unsettled(member.name, fragment):
+                    self.hub.ledger.settled(member.name, fragment, number, "cancelled")
+
+    def checkpoint_written(self, event: ev.CheckpointWritten) -> None:
+        self._done("suspended")
+
+    def _done(self, reason: str) -> None:
+        if reason == "finished":
+            self.hub.phase = "finished"
+            for name in sorted(self.hub.ledger.windows):
+                why = "superseded" if self.policy.final == "none" else "learner_lost"
+                self.hub.ledger.lost(name, set(), why)
+        else:
+            self.hub.phase = "suspended"
+        self.hub.timer("end", None)
+        self.hub.timer("lease", None)
+        self.hub.note("ledger", **self.hub.ledger.summary())
+        for member in self.hub.membership.present():
+            self._dismiss(member, reason)
+        self.hub.emit(act.Finished(reason=reason))
+
+    def _dismiss(self, member: Member, reason: str) -> None:
+        self.hub.send(member, msg.Stop(reason=reason))
+        if reason == "finished":
+            member.state = "gone"

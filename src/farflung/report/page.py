@@ -1,0 +1,294 @@
+"""report.html: one self-contained page for one run, or for several next to each other."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from farflung.errors import UserError
+from farflung.report import pictures, spans
+from farflung.report.folder import Folder, read_folder
+from farflung.report.history import Data, History
+from farflung.report.markup import Html, bar, details, document, figure, section, table, tag, tile
+from farflung.report.pictures import Frame
+from farflung.report.rows import ROWS
+from farflung.report.story import story
+from farflung.report.summary import summary_of
+from farflung.report.wording import num_bytes, percent, seconds, short
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A run as the page shows it. `label` is unique on the page."""
+
+    label: str
+    folder: Folder
+    summary: Data
+
+    @property
+    def history(self) -> History:
+        return self.folder.history
+
+
+def render(run_dirs: Path | Sequence[Path]) -> str:
+    """The page as text. Without summary.json (interrupted run) the figures are taken from the tape.
+
+    Raises:
+        UserError: no folder, not a run folder, or a damaged one.
+    """
+    paths = [run_dirs] if isinstance(run_dirs, Path) else list(run_dirs)
+    if not paths:
+        raise UserError("report: name at least one run folder")
+    runs = _label([read_folder(path) for path in paths])
+    return _one(runs[0]) if len(runs) == 1 else _several(runs)
+
+
+def _label(folders: list[Folder]) -> list[Shown]:
+    summaries = [summary_of(f) | f.summary for f in folders]
+    methods = [str(s["method"]) for s in summaries]
+    labels = methods if len(set(methods)) == len(methods) else [f.name for f in folders]
+    if len(set(labels)) < len(labels):
+        labels = [f"{label} {i}" for i, label in enumerate(labels, 1)]
+    return [Shown(*each) for each in zip(labels, folders, summaries, strict=True)]
+
+
+# ---- one run -------------------------------------------------------------------------------------------
+
+
+def _one(run: Shown) -> str:
+    frame = Frame.around([run.history])
+    h, name = run.history, run.label
+    return document(
+        f"farflung: {run.label}",
+        tag("h1", f"{run.label}: {_outcome(run)}"),
+        tag("p", _lead(run), cls="lead"),
+        tag("div", *_tiles(run), cls="tiles"),
+        section("What happened", _story(h)),
+        section("Who was alive", figure(pictures.timeline(h, frame, name), TIMELINE)),
+        section(
+            "Loss",
+            tag(
+                "div",
+                figure(pictures.loss_by_tokens(h, frame, name), LOSS_TOKENS),
+                figure(pictures.loss_by_time(h, frame, name), LOSS_TIME),
+                cls="pair",
+            ),
+        ),
+        section(
+            "Merges and bytes",
+            tag(
+                "div",
+                figure(pictures.breadth(h, frame, name), BREADTH),
+                figure(pictures.traffic(h, frame, name), TRAFFIC),
+                cls="pair",
+            ),
+        ),
+        section("Where the tokens went", *_ledger(run)),
+        section("Learners", _learners(run)),
+        section("Waits and refusals", *_reasons(h)),
+        section("Method and recipe", *_recipe(run)),
+    )
+
+
+TIMELINE = (
+    "Time in which a learner trained is solid. Below: one mark for every merge of the global parameters."
+)
+LOSS_TOKENS = "Against tokens of all learners together: what the data bought."
+LOSS_TIME = "Against time: what the machines bought."
+BREADTH = "How many learners' work each merge contains. Under the grey line: somebody live was left out."
+TRAFFIC = "Contributions go up, new versions come down. Payload only, as written on the tape."
+
+
+def _outcome(run: Shown) -> str:
+    return str(run.summary.get("outcome") or "interrupted")
+
+
+def _lead(run: Shown) -> str:
+    s, config = run.summary, run.folder.config
+    budget = run.history.budget_tokens
+    of = f" of {short(budget)}" if budget else ""
+    task = f" on {config['task']}" if config.get("task") else ""
+    return (
+        f"{s['num_learners']} learners{task}, {short(s['tokens_trained'])}{of} tokens "
+        f"in {seconds(s['wall_s'] or 0)}, {s['steps']} inner steps, {s['merges']} merges."
+    )
+
+
+def _tiles(run: Shown) -> list[Html]:
+    return [tile(row.name, row.show(run.summary), row.why) for row in ROWS if row.headline]
+
+
+def _story(history: History) -> Html:
+    items = [
+        tag("li", tag("time", seconds(line.t)), tag("span", line.text), cls=line.tone)
+        for line in story(history)
+    ]
+    return tag("ol", *items, cls="story")
+
+
+def _ledger(run: Shown) -> list[object]:
+    fates = run.summary["token_fragments"]
+    known = fates["merged"] + sum(fates["discarded"].values()) + fates["in_flight"]
+    if run.summary["ledger_exact"]:
+        verdict = tag("span", "The ledger is exact", cls="ok")
+        why = f": {fates['trained']:,} token-fragments trained = merged + discarded + in flight."
+    else:
+        verdict = tag("span", "The ledger does not add up", cls="wrong")
+        why = f": {fates['trained']:,} token-fragments trained, {known:,} accounted for."
+    trained = fates["trained"] or 1
+    rows = [("merged", fates["merged"], "part of a merge")]
+    rows += [(k.replace("_", " "), n, REASONS.get(k, "")) for k, n in fates["discarded"].items()]
+    rows += [("in flight", fates["in_flight"], "trained, fate not decided when the tape ended")]
+    if fates.get("unaccounted"):
+        rows += [("unaccounted", fates["unaccounted"], "the run ended before its ledger was written")]
+    shown = [(w, f"{n:,}", percent(n / trained), why) for w, n, why in rows]
+    note = "A token trains all fragments and each fragment merges on its own: the unit is tokens x fragments."
+    return [
+        figure(pictures.ledger(fates, run.label), note),
+        tag("p", verdict, why),
+        details("Every fate", table(["fate", "token-fragments", "share", "meaning"], shown)),
+    ]
+
+
+REASONS = {
+    "overlap": "trained between a merged snapshot and the adoption that overwrote it",
+    "superseded": "overwritten by a newer version before it was contributed",
+    "late": "arrived after its round closed",
+    "stale_base": "started from a version too old to be kept",
+    "rejected": "refused: malformed, not finite, or unknown base",
+    "learner_lost": "its learner was gone before it was merged",
+    "cancelled": "its round was cancelled",
+}
+
+
+def _learners(run: Shown) -> Html:
+    head = [
+        "learner",
+        "steps",
+        "tokens",
+        "training",
+        "merged",
+        "lost",
+        "incarnation",
+        "last loss",
+        "up",
+        "down",
+    ]
+    return table(head, [_learner(run.history, name) for name in run.history.learners])
+
+
+def _learner(h: History, name: str) -> list[object]:
+    steps = h.steps.get(name, [])
+    duration = h.end_s - h.start_s
+    busy = sum(b - a for a, b in spans.step_intervals(h, name))
+    joined = [n.data.get("incarnation") for n in h.of_kind("joined") if n.learner == name]
+    loss = next((s.loss for s in reversed(steps) if s.loss is not None), None)
+    return [
+        name,
+        len(steps),
+        short(sum(s.tokens for s in steps)),
+        percent(busy / duration) if duration else "–",
+        f"{sum(name in m.learners for m in h.merges)} of {len(h.merges)}",
+        sum(n.learner == name for n in h.of_kind("lost")),
+        joined[-1] if joined else "–",
+        "–" if loss is None else f"{loss:.3f}",
+        num_bytes(sum(x.up for x in h.transfers if x.learner == name)),
+        num_bytes(sum(x.down for x in h.transfers if x.learner == name)),
+    ]
+
+
+def _reasons(h: History) -> list[object]:
+    waits = Counter(str(n.data.get("reason", "?")) for n in h.of_kind("waiting"))
+    refused = Counter(
+        (str(n.data.get("what", "?")), str(n.data.get("reason", "?")), n.learner)
+        for n in h.of_kind("refused")
+    )
+    detail = {
+        (str(n.data.get("what", "?")), str(n.data.get("reason", "?")), n.learner): str(
+            n.data.get("detail", "")
+        )
+        for n in h.of_kind("refused")
+    }
+    out: list[object] = []
+    if waits:
+        rows = [(reason, n) for reason, n in waits.most_common()]
+        out.append(table(["the syncer waited for", "times"], rows))
+    else:
+        out.append(tag("p", "The syncer never had to wait.", cls="muted"))
+    if refused:
+        turned = [(*key, detail[key], n) for key, n in refused.most_common()]
+        out.append(table(["refused", "reason", "from", "last detail", "times"], turned, cls="words"))
+    else:
+        out.append(tag("p", "Nothing was refused.", cls="muted"))
+    return out
+
+
+def _recipe(run: Shown) -> list[object]:
+    policy = run.history.policy or run.folder.config.get("policy") or {}
+    recipe = {k: v for k, v in run.folder.config.items() if k != "policy"}
+    digest = run.summary.get("digest")
+    out: list[object] = [
+        details("Method policy", table(["field", "value"], policy.items(), cls="words")),
+        details(
+            "Recipe", table(["field", "value"], [(k, _plain(v)) for k, v in recipe.items()], cls="words")
+        ),
+    ]
+    return [*out, tag("p", "Final parameters: ", tag("code", digest), cls="note")] if digest else out
+
+
+def _plain(value: object) -> str:
+    return ", ".join(f"{k} = {v}" for k, v in value.items()) if isinstance(value, dict) else str(value)
+
+
+# ---- several runs --------------------------------------------------------------------------------------
+
+
+def _several(runs: list[Shown]) -> str:
+    frame = Frame.around([r.history for r in runs])
+    kinds: list[tuple[str, Callable[[History, Frame, str], str]]] = [
+        (TIMELINE, pictures.timeline_narrow),
+        (LOSS_TOKENS, pictures.loss_by_tokens),
+        (LOSS_TIME, pictures.loss_by_time),
+        (BREADTH, pictures.breadth),
+        (TRAFFIC, pictures.traffic),
+    ]
+    pairs = []
+    for caption, draw in kinds:
+        drawn = [figure(draw(r.history, frame, r.label), r.label) for r in runs]
+        pairs.append(tag("p", caption, cls="note"))
+        pairs.append(tag("div", *drawn, cls="runs"))
+    names = " and ".join(r.label for r in runs) if len(runs) == 2 else ", ".join(r.label for r in runs)
+    return document(
+        f"farflung: {names}",
+        tag("h1", names),
+        tag("p", _gap_sentence(runs), cls="lead"),
+        section("Side by side", _compare(runs)),
+        section("Pictures", *pairs),
+        *(section(f"{r.label}: what happened", _story(r.history)) for r in runs),
+        *(section(f"{r.label}: where the tokens went", *_ledger(r)) for r in runs),
+        *(
+            section(f"{r.label}: learners, waits, recipe", _learners(r), *_reasons(r.history), *_recipe(r))
+            for r in runs
+        ),
+    )
+
+
+def _gap_sentence(runs: list[Shown]) -> str:
+    ordered = sorted(runs, key=lambda r: float(r.summary["largest_merge_gap_s"]))
+    parts = [f"{r.label} {seconds(r.summary['largest_merge_gap_s'])}" for r in ordered]
+    return f"Longest time in which nothing was merged: {', '.join(parts)}. Axes are shared."
+
+
+def _compare(runs: list[Shown]) -> Html:
+    rows = []
+    for row in ROWS:
+        cells: list[object] = [row.show(r.summary) for r in runs]
+        if row.barred:
+            most = max(float(r.summary[row.key] or 0) for r in runs) or 1.0
+            values = [float(r.summary[row.key] or 0) for r in runs]
+            cells = [
+                bar(v / most, str(cell), "bad" if v == most and len(set(values)) > 1 else "")
+                for v, cell in zip(values, cells, strict=True)
+            ]
+        rows.append([Html(f"{row.name}<small>{row.why}</small>"), *cells])
+    return table(["", *(r.label for r in runs)], rows, cls="compare")

@@ -1,0 +1,109 @@
+"""What happened, in words: one line an event that a person would tell, with its time."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from farflung.report.history import Data, History, Note
+from farflung.report.outages import Outage, outages
+from farflung.report.wording import seconds
+
+Tone = Literal["plain", "bad", "good", "warn"]
+
+PROOFS = {
+    "params_equal": ("parameters", "the syncer's"),
+    "inner_equal": ("inner optimizer", "{donor}'s"),
+    "lr_equal": ("learning rate", "{donor}'s"),
+    "cursor_equal": ("data position", "its own as the syncer kept it"),
+}
+
+
+@dataclass(frozen=True)
+class Line:
+    t: float
+    text: str
+    tone: Tone = "plain"
+
+
+def story(history: History) -> list[Line]:
+    """Births, failures with their recoveries, departures, alarms and the end, by time."""
+    lines = [*_births(history), *_departures(history), *_alarms(history), *_end(history)]
+    for outage in outages(history):
+        lines += outage_lines(history, outage)
+    return sorted(lines, key=lambda line: line.t)
+
+
+def outage_lines(history: History, o: Outage) -> list[Line]:
+    """One failure from first cause to first merged contribution; each line says how long after the cause."""
+    who = o.learner
+    lines = [Line(o.began_s, f"{who}: {o.cause}", "bad")]
+
+    def add(t: float | None, text: str, tone: Tone = "plain") -> None:
+        if t is not None:
+            after = f" ({seconds(t - o.began_s)} after)" if t > o.began_s else ""
+            lines.append(Line(t, f"{who}: {text}{after}", tone))
+
+    add(o.lost_s, f"declared lost by the syncer: {o.lost_reason or 'no reason given'}", "warn")
+    add(o.restarted_s, "process started again")
+    if o.role == "reattach":
+        add(o.joined_s, f"reattached as incarnation {o.incarnation}, nothing lost", "good")
+    else:
+        add(o.joined_s, f"joined as incarnation {o.incarnation} ({o.role or 'join'})")
+    add(o.proved_s, _proof(o.proof), "good" if proven(o.proof) else "bad")
+    add(o.merged_s, "rejoined: first contribution merged", "good")
+    if o.lost_s is None and o.joined_s is None:
+        add(_next_step(history, o), "never declared lost; reported its next step", "good")
+    return lines
+
+
+def proven(proof: Data) -> bool:
+    """Whether no digest differed. Digests that had no counterpart (cold start: no donor) are None."""
+    return (
+        bool(proof) and all(proof.get(key) is not False for key in PROOFS) and bool(proof.get("params_equal"))
+    )
+
+
+def _proof(proof: Data) -> str:
+    """What was compared by digest and with whom; differences first."""
+    donor = proof.get("donor")
+    parts = []
+    for key, (what, whose) in PROOFS.items():
+        if (same := proof.get(key)) is not None:
+            parts.append((bool(same), f"{what} {'=' if same else '≠'} {whose.format(donor=donor)}"))
+    verdict = "rejoin proved by digest" if proven(proof) else "rejoin NOT proved"
+    cold = "" if donor else "; no donor: inner optimizer starts cold"
+    return f"{verdict}: {', '.join(text for _, text in sorted(parts, key=lambda p: p[0]))}{cold}"
+
+
+def _next_step(history: History, o: Outage) -> float | None:
+    return next((s.end_s for s in history.steps.get(o.learner, []) if s.end_s > o.began_s), None)
+
+
+def _births(history: History) -> list[Line]:
+    births = [n for n in history.of_kind("joined") if n.data.get("role") == "birth"]
+    if not births:
+        return []
+    names = ", ".join(n.learner for n in births) if len(births) <= 8 else f"{len(births)} learners"
+    return [Line(births[-1].t, f"{names} joined and hold version 0")]
+
+
+def _departures(history: History) -> list[Line]:
+    last = history.last_step_s
+    return [
+        Line(n.t, f"{n.learner}: left ({n.data.get('reason', 'no reason given')})")
+        for n in history.of_kind("left")
+        if n.t < last
+    ]
+
+
+def _alarms(history: History) -> list[Line]:
+    return [Line(n.t, _alarm(n), "bad") for n in history.of_kind("alarm")]
+
+
+def _alarm(note: Note) -> str:
+    return f"alarm: {note.data.get('what', '?')}: {note.data.get('detail', '')}".rstrip(": ")
+
+
+def _end(history: History) -> list[Line]:
+    if history.ended_s is None:
+        return [Line(history.last_s, "the tape ends here: the run was interrupted", "warn")]
+    return [Line(history.ended_s, f"run {history.end_reason}")]

@@ -1,0 +1,104 @@
+"""summary.json of finished, interrupted and damaged runs."""
+
+import json
+from pathlib import Path
+
+import fake_run
+import pytest
+
+from farflung.errors import UserError
+from farflung.report.history import History, Note
+from farflung.report.summary import ledger, summarise
+
+PROMISED = [
+    "method",
+    "num_learners",
+    "steps",
+    "tokens_trained",
+    "token_fragments",
+    "eval_loss_start",
+    "eval_loss_final",
+    "goodput",
+    "uptime",
+    "merged_share",
+    "bytes_up",
+    "bytes_down",
+    "bytes_control",
+    "kills",
+    "rejoins",
+    "refused",
+    "merges",
+    "mean_merge_breadth",
+    "largest_merge_gap_s",
+    "median_merge_gap_s",
+    "wall_s",
+    "digest",
+    "ledger_exact",
+]
+
+
+def test_a_summary_has_every_promised_key_and_is_json(decoupled_dir: Path) -> None:
+    summary = summarise(decoupled_dir, {"digest": "d"})
+    assert [key for key in PROMISED if key not in summary] == []
+    json.dumps(summary, allow_nan=False)
+
+
+def test_what_the_driver_knows_wins_over_the_tape(decoupled_dir: Path) -> None:
+    summary = summarise(
+        decoupled_dir, {"bytes_up": 7, "kills": 3, "outcome": "suspended", "bytes_down": None}
+    )
+    assert (summary["bytes_up"], summary["kills"], summary["outcome"]) == (7, 3, "suspended")
+    assert summary["bytes_down"] > 0
+
+
+def test_an_exact_ledger_is_called_exact(decoupled_dir: Path) -> None:
+    summary = summarise(decoupled_dir)
+    assert summary["ledger_exact"]
+    assert summary["tokens_trained"] == summary["tokens_reported"]
+
+
+@pytest.mark.parametrize("field", ["merged", "in_flight", "trained"])
+def test_a_ledger_that_is_off_by_one_is_not_exact(field: str) -> None:
+    fates = {"trained": 40, "merged": 30, "discarded": {"late": 6}, "in_flight": 4}
+    policy = {"num_fragments": 4}
+    note = {"tokens_trained": 10, "token_fragments": fates}
+    assert ledger(History(policy=policy, notes=[Note(1.0, "ledger", note)]))["ledger_exact"]
+    fates[field] += 1  # type: ignore[operator]
+    assert not ledger(History(policy=policy, notes=[Note(1.0, "ledger", note)]))["ledger_exact"]
+
+
+def test_an_interrupted_run_says_what_is_unaccounted(tmp_path: Path) -> None:
+    run = fake_run.decoupled(ledger=False)
+    run.records = [r for r in run.records if r[0] < 30]
+    run_dir = run.write(tmp_path / "run")
+    tape = run_dir / "tape" / "syncer.jsonl"
+    tape.write_bytes(tape.read_bytes()[:-20])
+    with (run_dir / "metrics.jsonl").open("a") as out:
+        out.write('{"t": 31, "ki')
+    summary = summarise(run_dir)
+    assert summary["outcome"] == "interrupted"
+    assert summary["truncated_lines"] == 2
+    assert not summary["ledger_exact"]
+    fates = summary["token_fragments"]
+    assert fates["trained"] == fates["merged"] + fates["unaccounted"] == summary["tokens_trained"] * 4
+
+
+def test_a_run_that_died_before_its_first_step_has_a_summary(tmp_path: Path) -> None:
+    run = fake_run.Run("decoupled")
+    summary = summarise(run.write(tmp_path / "run"))
+    assert (summary["steps"], summary["goodput"], summary["eval_loss_final"]) == (0, 0.0, None)
+
+
+def test_a_folder_without_a_tape_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="not a run folder"):
+        summarise(tmp_path)
+
+
+def test_damage_in_the_middle_of_a_tape_is_refused_by_line(tmp_path: Path) -> None:
+    run_dir = fake_run.folder(tmp_path / "run")
+    tape = run_dir / "tape" / "syncer.jsonl"
+    lines = tape.read_text().split("\n")
+    lines[5] = lines[5][:10]
+    tape.write_text("\n".join(lines))
+    with pytest.raises(UserError, match="line 6"):
+        summarise(run_dir)
