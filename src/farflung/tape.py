@@ -108,3 +108,21 @@ def write_merged(run_dir: Path) -> int:
                 f'{{"t":{r.t!r},"node":{json.dumps(r.node)},"seq":{r.seq},"kind":"{r.kind}","data":{data}}}\n'
             )
     return sum(s.truncated for s in segments)
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write a file whole or not at all."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_bytes(data)
+    partial.replace(path)
+
+
+def free_segment(run_dir: Path, node: str, first: int = 1) -> Path:
+    """Where a new incarnation of a node writes: ``tape/NODE.jsonl`` or the first free ``tape/NODE.2.jsonl``..."""
+    folder = run_dir / TAPE_DIR
+    number = first
+    while True:
+        path = folder / (f"{node}.jsonl" if number == 1 else f"{node}.{number}.jsonl")
+        if not path.exists():
+            return path
+        number += 1

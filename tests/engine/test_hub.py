@@ -269,6 +269,23 @@ def test_a_checkpoint_that_is_not_the_hubs_is_refused() -> None:
         hub.load({})
 
 
+def test_a_base_retired_while_a_merge_waits_or_runs_does_not_disturb_it() -> None:
+    stale, step = torch.randn(N), torch.randn(N)
+    results = []
+    for retire in (False, True):
+        hub = hub_of(one_fragment())
+        merge(hub, step)
+        hub.receive("stale", 0, raw(stale))
+        part = Part(object="stale", learner="0", base_version=0, weight=1.0)
+        finish = hub.begin(Merge(fragment=0, version=2, parts=[part]))
+        if retire:
+            hub.retire(0, 0)
+            for name in "abc":
+                hub.receive(name, 0, raw(torch.full((N,), 9.0)))
+        results.append(finish())
+    assert results[0] == results[1]
+
+
 def test_fragments_may_merge_in_threads() -> None:
     model = nn.Sequential(*(nn.Linear(40, 40) for _ in range(4)))
     plan = make_plan(describe(model), 4)
@@ -284,7 +301,9 @@ def test_fragments_may_merge_in_threads() -> None:
         for i in range(4)
     ]
     with ThreadPoolExecutor(4) as pool:
-        assert list(pool.map(threaded.merge, actions)) == [serial.merge(action) for action in actions]
+        begun = [threaded.begin(action) for action in actions]
+        merged = [future.result() for future in [pool.submit(merge) for merge in begun]]
+    assert merged == [serial.merge(action) for action in actions]
 
 
 def _fill(hub: HubState, plan: FragmentPlan) -> None:

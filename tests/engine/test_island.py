@@ -100,7 +100,7 @@ def test_a_second_snapshot_waits_until_the_first_has_a_fate() -> None:
 
 
 def test_merged_work_is_not_sent_again_before_it_is_adopted() -> None:
-    world = world_of()
+    world = world_of(adoption="rebase")
     world.train(0)
     world.take(0, 0)
     world.merge(0, {0: 1.0})
@@ -109,7 +109,34 @@ def test_merged_work_is_not_sent_again_before_it_is_adopted() -> None:
     island.post(Snapshot(fragment=0, round=1))
     assert world.train(0).taken == []
     island.post(Adopt(fragment=0, version=world.fetch(0, 0), included=0))
-    assert [len(world.train(0).taken), len(world.train(0).taken)] == [0, 1]
+    assert [(t.round, t.steps) for t in world.train(0).taken] == [(1, 2)]
+
+
+def test_merged_work_that_cannot_be_told_apart_is_not_handed_in() -> None:
+    world = world_of(adoption="rebase")
+    world.train(0)
+    world.take(0, 0)
+    world.islands[0].post(Settle(fragment=0, round=0, merged=True))
+    world.train(0)
+    world.round = 1
+    report = world.take(0, 0, final=True)
+    assert report is not None
+    assert (report.taken, report.skipped) == ([], [0])
+
+
+def test_merged_work_that_was_overwritten_holds_up_nobody() -> None:
+    for fate_first in (True, False):
+        world = world_of()
+        world.train(0)
+        world.take(0, 0)
+        island, settle = world.islands[0], Settle(fragment=0, round=0, merged=True)
+        world.merge(0, {})
+        version = world.fetch(0, 0)
+        for command in (settle, None) if fate_first else (None, settle):
+            island.post(command or Adopt(fragment=0, version=version, included=None))
+            island.idle()
+        island.post(Snapshot(fragment=0, round=1))
+        assert [(t.base_version, t.steps) for t in world.train(0).taken] == [(1, 1)]
 
 
 def test_repeats_change_nothing() -> None:

@@ -18,7 +18,8 @@ from farflung import tape
 from farflung.protocol import actions, events, messages
 from farflung.protocol.policy import Policy
 
-KILL_S, LOST_S, JOIN_S, PROVED_S = 20.0, 22.5, 25.2, 25.9
+KILL_S, LAPSED_S, JOIN_S, INSTALL_S = 20.0, 22.5, 25.2, 0.7
+PROVED_S = JOIN_S + INSTALL_S
 FREEZE_S, FREEZE_FOR_S = 40.0, 5.0
 STEP_S, TOKENS, END_S = 0.5, 4096, 60.0
 NAMES = [f"learner-{i}" for i in range(4)]
@@ -72,12 +73,18 @@ class Run:
             run="r", incarnation=incarnation, index=connection, tokens=0, budget_tokens=1
         )
         self.action(t, actions.Send(connection=connection, message=welcome))
-        self.note(t, "joined", learner=learner, incarnation=incarnation, role=role)
         self.hear(
-            t + 0.4,
+            t + INSTALL_S,
             learner,
             messages.Installed(versions=[0] * P, digests=[], inner_digest=None, lr=0.001, cursor=0, step=0),
         )
+        donor = "learner-0" if role == "rejoin" else None
+        self.note(
+            t + INSTALL_S, "rejoin_proved", learner=learner, incarnation=incarnation, donor=donor, role=role,
+            state="warm" if donor else "cold", params_equal=True, inner_equal=True, lr_equal=True,
+            cursor_equal=True,
+        )  # fmt: skip
+        self.note(t + INSTALL_S, "joined", learner=learner, incarnation=incarnation, role=role)
 
     def boundary(
         self, t: float, learner: str, step_s: float = STEP_S, wait_s: float = 0.0, **more: Any
@@ -163,17 +170,14 @@ def _faults(run: Run) -> None:
         {"t": FREEZE_S, "kind": "fault", "fault": "freeze", "target": "learner-2", "for_s": FREEZE_FOR_S},
     ]
     run.event(KILL_S + 0.2, events.Disconnected(connection=1, reason="connection reset"))
-    run.note(LOST_S, "lost", learner="learner-1", reason="lease lapsed")
+    run.note(LAPSED_S, "lease_lapsed", learner="learner-1")
 
 
 def _return(run: Run) -> None:
     run.incarnation["learner-1"], run.sequence["learner-1"] = 2, 0
     run.connection["learner-1"] = 10
+    run.note(JOIN_S, "lost", learner="learner-1", incarnation=1, reason="fenced by a newer process")
     run.join(JOIN_S, "learner-1", "rejoin")
-    run.note(
-        PROVED_S, "rejoin_proved", learner="learner-1", incarnation=2, donor="learner-0", state="warm",
-        params_equal=True, inner_equal=True, lr_equal=True, cursor_equal=True,
-    )  # fmt: skip
 
 
 def _step_ends(run: Run) -> list[float]:
@@ -226,8 +230,8 @@ def decoupled(ledger: bool = True) -> Run:
         here = [n for n in live if not (n == "learner-2" and FREEZE_S < second < FREEZE_S + FREEZE_FOR_S + 1)]
         run.merge(second + run.random.uniform(0, 0.2), version % P, version // P + 1, here, len(live))
     run.note(28.2, "rejoined", learner="learner-1", incarnation=2)
-    run.note(15.0, "refused", learner="learner-3", what="contribution", reason="late", detail="0.2 s late")
-    run.note(33.0, "refused", learner="stranger", what="join", reason="fingerprint", detail="other model")
+    run.note(15.0, "late", learner="learner-3", fragment=1, round=2)
+    run.note(33.0, "refused", learner="stranger", reason="fingerprint", detail="other model")
     for p in range(P):
         run.merge(END_S - 0.4, p, 20, NAMES, 4, final=True)
     _evals(run, [2.0 * i for i in range(1, 30)])

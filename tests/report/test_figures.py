@@ -49,7 +49,7 @@ def test_a_merge_of_one_among_several_live_is_narrow(decoupled: Folder) -> None:
 def test_counts_name_their_reasons(decoupled: Folder, diloco: Folder) -> None:
     numbers = figures(decoupled.history)
     assert (numbers.kills, numbers.rejoins) == (1, 1)
-    assert numbers.refused == {"fingerprint": 1, "late": 1}
+    assert numbers.refused == {"fingerprint": 1}
     assert figures(diloco.history).waits == {"learner-1 owes a contribution": 1}
 
 

@@ -9,20 +9,25 @@ from torch import Tensor
 from farflung.core.fragments import Fragment
 from farflung.methods.base import State
 
+_SCALARS = ("round", "steps", "tokens", "merged", "in_x")
+
 
 @dataclass(kw_only=True)
 class Outstanding:
     """A contribution from its snapshot until it is refused, or merged and adopted.
 
     `steps` and `tokens` are those of its window; `snapshot` is fp32 ``[N]``, kept where the method needs it.
+    `in_x`: its work is still part of the live value, so that it must not be sent again once it is merged.
     """
 
     round: int
+    base_version: int
     steps: int
     tokens: int
     pending: State
     snapshot: Tensor | None = None
     merged: bool = False
+    in_x: bool = True
 
 
 @dataclass(kw_only=True)
@@ -56,20 +61,21 @@ class Held:
         """The fate of the open contribution is known; unless merged nothing of it remains."""
         assert self.out is not None
         self.state = state
-        if merged:
-            self.out.merged = True
-        else:
+        self.out.merged = merged
+        if not (merged and self.out.in_x):
             self.out = None
 
     def restart(self, included: bool, carries: bool) -> None:
-        """Counters after an adoption: they restart where the work still in the live value does."""
+        """After an adoption: counters restart where the work that is still in the live value does."""
         if not carries:
             self.c_steps = self.c_tokens = 0
         elif included and self.out is not None:
             self.c_steps -= self.out.steps
             self.c_tokens -= self.out.tokens
-        if included:
-            self.out = None
+        if self.out is not None:
+            self.out.in_x = carries
+            if included or (self.out.merged and not carries):
+                self.out = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +98,7 @@ def save_held(held: list[Held], step: int) -> SavedIsland:
         }
         meta["state"] = sorted(one.state)
         if one.out is not None:
-            meta["out"] = {name: getattr(one.out, name) for name in ("round", "steps", "tokens", "merged")}
+            meta["out"] = {name: getattr(one.out, name) for name in _SCALARS}
             meta["out"]["pending"] = sorted(one.out.pending)
             tensors |= {f"{index}.pending.{name}": values for name, values in one.out.pending.items()}
             if one.out.snapshot is not None:

@@ -2,6 +2,7 @@
 
 import re
 from collections import defaultdict
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -20,9 +21,9 @@ __all__ = ["HubState", "Merged", "Received"]
 class HubState:
     """Theta, outer state and waiting contributions of every fragment.
 
-    Fragments share nothing, so merges of different fragments may run in threads of their own; `HubFragment`
-    says what may run beside a merge of the *same* fragment. Nothing here checks lineage: the machine decided
-    which contributions are merged, in which order and with which weights.
+    Call it from one thread; only what `begin` returns may run in others, for several fragments at once.
+    Nothing here checks lineage: the machine decided which contributions are merged, in which order and with
+    which weights.
 
     Args:
         plan: the run's fragment plan.
@@ -117,10 +118,22 @@ class HubState:
         Raises:
             KeyError: a contribution or a base version that is not held.
         """
-        merged = self._fragments[action.fragment].merge(action)
+        return self.begin(action)()
+
+    def begin(self, action: Merge) -> Callable[[], Merged]:
+        """The first half of `merge`: take hold of everything. The function returned works and commits.
+
+        Call it where actions are performed, in their order, and the function in a worker thread. What happens
+        between the two, `retire` of a base among it, does not disturb the merge. The next merge of the same
+        fragment begins after this one has ended.
+
+        Raises:
+            KeyError: as `merge`.
+        """
+        merge = self._fragments[action.fragment].begin(action)
         for part in action.parts:
             self._owner.pop(part.object, None)
-        return merged
+        return merge
 
     def retire(self, fragment: int, version: int) -> None:
         """Forget a version; unknown ones are fine."""

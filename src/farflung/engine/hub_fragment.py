@@ -1,7 +1,8 @@
 """One fragment at the hub: the versions kept, the outer state, and contributions that wait for a merge."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -11,11 +12,11 @@ from farflung.core.codecs.base import strips
 from farflung.core.fragments import Fragment
 from farflung.core.merge import MergeResult, Rule, Segment, avg, merge_and_step, reanchor
 from farflung.core.norms import l2_norm
-from farflung.core.outer import Outer, Sgd
+from farflung.core.outer import Sgd
 from farflung.engine.buffers import Buffer, Pool, digest
 from farflung.engine.layout import Raw, as_bytes, payload_layout, put, value_layout
 from farflung.methods import Method
-from farflung.protocol.actions import Merge, Part
+from farflung.protocol.actions import Merge
 
 FINAL_OUTER = Sgd(lr=1.0)
 """The final merge is a plain weighted average: Theta - 1 * sum_m w_m (Theta - theta_m)."""
@@ -49,9 +50,8 @@ class Value(NamedTuple):
 class HubFragment:
     """State of one fragment.
 
-    A merge may run in one thread while others call `receive` and `discard` for other contributions, read
-    values, and retire versions that the merge does not use: they touch other buffers and other entries. Two
-    merges of one fragment must not overlap.
+    What `begin` returns may run in one thread while another receives, discards, retires and reads: that
+    touches other buffers and other entries. Two merges of one fragment must not overlap.
     """
 
     def __init__(self, fragment: Fragment, method: Method) -> None:
@@ -104,10 +104,6 @@ class HubFragment:
         if value is not None:
             self._pool.give(value.buffer)
 
-    def state_view(self, name: str) -> Tensor:
-        """Outer state ``name``, fp32 ``[N]``."""
-        return self.outer_state[name].raw.view(torch.float32)
-
     # ---- contributions ---------------------------------------------------------------------------------
 
     def receive(self, name: str, raw: Raw) -> Received:
@@ -129,68 +125,61 @@ class HubFragment:
 
     # ---- merge -----------------------------------------------------------------------------------------
 
-    def merge(self, action: Merge) -> Merged:
-        """Write the next version into a new buffer; commit it if it is finite, else a copy of the present."""
+    def begin(self, action: Merge) -> Callable[[], Merged]:
+        """Take hold of what a merge needs; the result does the work and commits."""
         parts = [self._waiting.pop(part.object) for part in action.parts]
-        present, new = self.versions[self.newest], self.blank()
+        bases = [self.versions[part.base_version] for part in action.parts]
+        present = self.versions[self.newest]
+        pins = [value.buffer.lend() for value in (present, *bases)]  # retired meanwhile, they are not reused
+        return partial(self._merge, action, present, list(zip(parts, bases, strict=True)), pins)
+
+    def _merge(
+        self, action: Merge, present: Value, work: list[tuple[Value, Value]], pins: Sequence[object]
+    ) -> Merged:
+        """Write the next version into a new buffer; commit it if it is finite, else a copy of the present."""
+        plain = action.final and self._method.policy.final == "average"
+        old = {} if plain else self.outer_state
+        new, spare = self.blank(), {name: self._pool.take(b.raw.numel()) for name, b in old.items()}
         result = MergeResult(finite=True, norm=0.0)
-        if parts:
-            result = self._merge_into(new, present, parts, action)
-        if not (parts and result.finite):
+        if work:
+            result = self._merge_into(new, spare, action, present, work, plain)
+        stepped = bool(work) and result.finite
+        if not stepped:
             new.buffer.raw.copy_(present.buffer.raw)
-        for part in parts:
-            self._pool.give(part.buffer)
+        if stepped and not plain:
+            self.outer_state, spare = spare, old
         self.install(action.version, new)
+        for buffer in (*spare.values(), *(part.buffer for part, _ in work)):
+            self._pool.give(buffer)
         norm = result.norm if result.finite else 0.0
         return Merged(action.version, result.finite, norm, digest(new.params))
 
-    def _merge_into(self, new: Value, present: Value, parts: Sequence[Value], action: Merge) -> MergeResult:
-        weights = [part.weight for part in action.parts]
-        if self._method.policy.anchor == "present":
-            for value, part in zip(parts, action.parts, strict=True):
-                self._reanchor(value.params, present, part)
-        riders_finite = _merge_riders(new, present, parts, weights)
-        plain = action.final and self._method.policy.final == "average"
-        result = self._step(new, present, [part.params for part in parts], weights, plain, riders_finite)
-        return MergeResult(finite=result.finite and riders_finite, norm=result.norm)
-
-    def _step(
+    def _merge_into(
         self,
         new: Value,
+        spare: dict[str, Buffer],
+        action: Merge,
         present: Value,
-        deltas: list[Tensor],
-        weights: list[float],
+        work: list[tuple[Value, Value]],
         plain: bool,
-        commit: bool,
     ) -> MergeResult:
-        """Outer step; the outer state changes only if all is finite and ``commit`` holds."""
-        outer: Outer = FINAL_OUTER if plain else self._method.outer
-        old = {} if plain else self.outer_state
-        spare = {name: self._pool.take(buffer.raw.numel()) for name, buffer in old.items()}
+        """Parameters by the outer step, outer state into ``spare``, buffers and counters by their rules."""
+        parts, weights = [part for part, _ in work], [part.weight for part in action.parts]
+        if self._method.policy.anchor == "present":
+            for part, base in work:
+                _reanchor(part.params, present, base)
         result = merge_and_step(
             present.params,
-            deltas,
+            [part.params for part in parts],
             weights,
             self._final_segments if plain else self._segments,
-            outer,
-            _views(old),
+            FINAL_OUTER if plain else self._method.outer,
+            {} if plain else _views(self.outer_state),
             new.params,
             _views(spare),
         )
-        keep = result.finite and commit
-        if keep and not plain:
-            self.outer_state = spare
-        for buffer in (old if keep else spare).values():
-            self._pool.give(buffer)
-        return result
-
-    def _reanchor(self, delta: Tensor, present: Value, part: Part) -> None:
-        """``delta + (Theta_present - Theta_base)`` in place, in strips that stay in cache."""
-        if part.base_version == self.newest:
-            return
-        base = self.versions[part.base_version].params
-        for at in strips(delta.numel()):
-            delta[at] = reanchor(delta[at], present.params[at], base[at])
+        riders_finite = _merge_riders(new, present, parts, weights)
+        return MergeResult(finite=result.finite and riders_finite, norm=result.norm)
 
     def _copied(self, values: Tensor) -> Buffer:
         buffer = self._pool.take(values.numel() * values.itemsize)
@@ -223,6 +212,13 @@ def _segments(fragment: Fragment, merge: str, merge_embedding: str) -> list[Segm
         Segment(start=piece.offset, stop=piece.offset + piece.length, rule=rules[piece.embedding])
         for piece in fragment.pieces
     ]
+
+
+def _reanchor(delta: Tensor, present: Value, base: Value) -> None:
+    """``delta + (Theta_present - Theta_base)`` in place, in strips that stay in cache."""
+    if base is not present:
+        for at in strips(delta.numel()):
+            delta[at] = reanchor(delta[at], present.params[at], base.params[at])
 
 
 def _rule(name: str) -> Rule:

@@ -30,11 +30,12 @@ class Island:
     fates, adoptions, snapshots, each in the order posted. A command waits while its ``at_step`` lies ahead. A
     snapshot also waits
 
-    * until its fragment was trained at least one step since the last adoption (a ``final`` one does not wait
-      for that: it is reported as skipped);
-    * while another contribution of the fragment has no fate (the uplink slot is owned until then), or is
-      merged but not yet adopted (its work would be sent twice). So every `Taken` must be answered by a
-      `Settle`, or by an `Adopt` that includes it.
+    * until its fragment was trained at least one step since the last adoption;
+    * while another contribution of the fragment has no fate, since it owns the uplink slot: every `Taken`
+      must be answered by a `Settle`, or by an `Adopt` that includes it;
+    * while merged work is still part of the live value, since it would be sent twice.
+
+    A ``final`` snapshot waits for a fate only; in the other two cases it is reported as skipped.
 
     Repeats are ignored: a round already taken, a version not newer than the one held, a fate already known. A
     newer snapshot replaces a queued one of the same fragment.
@@ -174,12 +175,13 @@ class Island:
             held = self._held[snapshot.fragment]
             if snapshot.round <= held.last_round:
                 continue
-            if held.out is not None or not (held.c_steps or snapshot.final):
-                self._queue.append(snapshot)
-            elif held.c_steps:
-                taken.append(self._take(snapshot))
-            else:
+            open_, stuck = held.out is not None, held.out is not None and held.out.merged
+            if snapshot.final and (stuck or not (open_ or held.c_steps)):
                 skipped.append(snapshot.fragment)
+            elif open_ or not held.c_steps:
+                self._queue.append(snapshot)
+            else:
+                taken.append(self._take(snapshot))
         return adopted, taken, skipped
 
     def _due(self, kind: type[C]) -> list[C]:
@@ -237,20 +239,33 @@ class Island:
         self._put_riders(held.fragment, buffers, counters)
         held.out = Outstanding(
             round=command.round,
+            base_version=held.version,
             steps=held.c_steps,
             tokens=held.c_tokens,
             pending=pending,
             snapshot=x.clone() if self.method.keeps_snapshot else None,
         )
         held.last_round = command.round
+        return self._taken(held.fragment.index, held.out)
+
+    def _taken(self, fragment: int, out: Outstanding) -> Taken:
         return Taken(
-            fragment=command.fragment,
-            round=command.round,
-            base_version=held.version,
-            steps=held.c_steps,
-            tokens=held.c_tokens,
-            num_bytes=self.payload_size(command.fragment),
+            fragment=fragment,
+            round=out.round,
+            base_version=out.base_version,
+            steps=out.steps,
+            tokens=out.tokens,
+            num_bytes=self.payload_size(fragment),
         )
+
+    def outstanding(self) -> list[Taken]:
+        """Contributions without a fate, as they were reported; their payloads still lie in the uplink slots."""
+        return [self._taken(i, h.out) for i, h in enumerate(self._held) if h.out and not h.out.merged]
+
+    def drop_queue(self) -> None:
+        """Forget commands not yet executed: the machine that posted them is gone, and its limits with it."""
+        self._queue.clear()
+        self._run_until = RunUntil(step=None)
 
     # ---- birth, rejoin, resume -------------------------------------------------------------------------
 

@@ -66,10 +66,12 @@ class Trainer:
         self.saved = False
         self.ended: str | None = None
         self.reports: list[box.AnyReport] = []
+        self.sequence = 0  # boundary reports of this incarnation
+        self._after: list[box.AnyCommand] = []  # to be done once the boundary is complete
         self._put_state, self._get_state, self._save = put_state, get_state, save
 
     def take(self, command: box.AnyCommand) -> None:
-        """Execute a command now, or queue it in the island for its boundary."""
+        """Take in a command. What touches parameters or state is done at the boundary, in the order posted."""
         match command:
             case box.Adopt() | box.Snapshot() | box.Settle() | box.RunUntil():
                 self.island.post(command)
@@ -78,18 +80,8 @@ class Trainer:
             case box.Advance():
                 self.progress.tokens = max(self.progress.tokens, command.tokens)
                 self.progress.budget_tokens = command.budget_tokens
-            case box.Seed():
-                self.island.seed()
-                sizes = [self.island.value_size(p) for p in range(self.island.plan.num_fragments)]
-                self.reports.append(box.SeedTaken(num_bytes=sizes))
-            case box.Load():
-                self._load(command)
-            case box.Donate():
-                self._donate(command)
-            case box.Save():
-                self._save()
-                self.saved = True
-                self.reports.append(box.SaveDone(step=self.island.step))
+            case box.Seed() | box.Load() | box.Donate() | box.Save():
+                self._after.append(command)
             case box.End():
                 self.ended = command.reason
 
@@ -106,18 +98,40 @@ class Trainer:
     def stepped(self, tokens: int, *, step_s: float, wait_s: float = 0.0, loss: float | None = None) -> None:
         """A step ended: the boundary is here."""
         self.progress.tokens += tokens
-        self.reports.append(
-            self.island.boundary(
-                tokens, step_s=step_s, wait_s=wait_s, loss=loss, lr=self.inner.lr(), cursor=self.inner.cursor
-            )
+        report = self.island.boundary(
+            tokens, step_s=step_s, wait_s=wait_s, loss=loss, lr=self.inner.lr(), cursor=self.inner.cursor
         )
+        self._passed(report)
+        self._complete()
 
     def idle(self, wait_s: float = 0.0) -> None:
         """Execute what is due at the boundary where we wait."""
         if self.installed:
             report = self.island.idle(wait_s=wait_s, lr=self.inner.lr(), cursor=self.inner.cursor)
             if report is not None:
-                self.reports.append(report)
+                self._passed(report)
+        self._complete()
+
+    def _passed(self, report: box.BoundaryPassed) -> None:
+        self.sequence += 1
+        self.reports.append(report)
+
+    def _complete(self) -> None:
+        commands, self._after = self._after, []
+        for command in commands:
+            match command:
+                case box.Seed():
+                    self.island.seed()
+                    sizes = [self.island.value_size(p) for p in range(self.island.plan.num_fragments)]
+                    self.reports.append(box.SeedTaken(num_bytes=sizes))
+                case box.Load():
+                    self._load(command)
+                case box.Donate():
+                    self._donate(command)
+                case box.Save():
+                    self._save()
+                    self.saved = True
+                    self.reports.append(box.SaveDone(step=self.island.step))
 
     def _load(self, command: box.Load) -> None:
         digests = self.island.load(command)
@@ -127,7 +141,7 @@ class Trainer:
             self.inner.receive(state)
             inner_digest = self.inner.digest(self.inner.donate())
         self.inner.cursor = command.cursor
-        self.installed = True
+        self.installed, self.sequence = True, 0
         self.reports.append(
             box.Loaded(
                 versions=command.versions, digests=digests, inner_digest=inner_digest,

@@ -65,7 +65,7 @@ class Admission:
             return "method", f"your method is {join.method}, this run uses {self.method_digest}"
         if self.fingerprint is not None and join.fingerprint != self.fingerprint:
             return "fingerprint", "your model (names, shapes, dtypes, fragment plan) differs from this run's"
-        if self.hub.phase not in ("birth", "training"):
+        if self.hub.phase not in ("birth", "training") and not self._returns(join):
             return "closing", f"the run is {self.hub.phase.replace('_', ' ')}"
         member = self.hub.membership.members.get(join.learner)
         if join.incarnation is not None and (member is None or member.incarnation != join.incarnation):
@@ -74,6 +74,10 @@ class Admission:
         if join.incarnation is not None and member is not None and member.state == "gone":
             return "fenced", f"incarnation {join.incarnation} was given up"
         return None
+
+    def _returns(self, join: msg.Join) -> bool:
+        """Whether this is a member that lost its connection while the run is ending."""
+        return join.incarnation is not None and self.hub.phase in ("finishing", "handing_in", "suspending")
 
     @property
     def method_digest(self) -> str:
@@ -111,6 +115,8 @@ class Admission:
         for fragment, version in enumerate(self.hub.merging.versions):
             if version > member.held[fragment]:
                 self.hub.merging.announce(member, fragment)
+        self.hub.merging.repeat_fates(member)
+        self.hub.ending.reattached(member)
 
     def _welcome(self, member: Member) -> None:
         self.hub.send(
@@ -311,11 +317,12 @@ class Admission:
             self.hub.lose(member, f"{member.non_finite} non-finite contributions in a row")
 
     def member_lost(self, member: Member) -> None:
+        self.tried.pop(member.name, None)
         if self.seeder == member.name and self.hub.phase == "birth":
             self.seeder = None
             self._appoint_seeder()
         for transfer, (joiner, donor) in sorted(self.transfers.items()):
-            if donor == member.name:
+            if donor == member.name and self.hub.membership.members[joiner].offer != transfer:
                 self._next_donor(transfer, "the donor is gone")
             elif joiner == member.name:
                 self._forget_transfers(member)

@@ -21,6 +21,7 @@ class Ending:
 
     def __init__(self, hub: SyncerMachine):
         self.hub, self.policy = hub, hub.policy
+        self.finish_message: msg.Finish | None = None
 
     # ---- starting to end -----------------------------------------------------------------------------
 
@@ -56,11 +57,20 @@ class Ending:
 
     def _hand_in(self) -> None:
         self.hub.phase = "handing_in"
-        numbers = self.hub.merging.open_final()
+        self.finish_message = msg.Finish(
+            rounds=self.hub.merging.open_final(), versions=list(self.hub.merging.versions)
+        )
         for member in self.hub.membership.training():
-            self.hub.send(member, msg.Finish(versions=list(self.hub.merging.versions), rounds=numbers))
+            self.hub.send(member, self.finish_message)
         self.hub.timer("end", self.hub.now + self.policy.lease_s)
         self.review()
+
+    def reattached(self, member: Member) -> None:
+        """A member whose connection broke may have missed what was asked of everybody."""
+        if self.hub.phase == "handing_in" and member.state == "training" and self.finish_message is not None:
+            self.hub.send(member, self.finish_message)
+        elif self.hub.phase == "suspending" and member.state == "training":
+            self.hub.send(member, msg.Suspend())
 
     # ---- answers -------------------------------------------------------------------------------------
 

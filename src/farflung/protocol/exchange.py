@@ -87,6 +87,11 @@ class Exchange:
         for p in range(len(self.lines)):
             self.fetch(p)
 
+    def resume(self, outstanding: list[box.Taken]) -> None:
+        """Contributions that a former sidecar was to send, still in their slots."""
+        for taken in outstanding:
+            self._taken(taken)
+
     # ---- down ----------------------------------------------------------------------------------------
 
     def announced(self, message: msg.Announce) -> None:
@@ -291,10 +296,14 @@ class Exchange:
                 self.machine.say(line.outgoing.message)
             if line.fetching is None:
                 self.fetch(p)
+        if self.last is not None and self.last.done:
+            self.machine.say(msg.HandedIn())
 
     # ---- handing in ----------------------------------------------------------------------------------
 
     def hand_in(self, versions: list[int], rounds: list[int]) -> None:
+        if self.last is not None:
+            return  # a repeat, after a reattachment
         self.last = HandIn(versions, rounds, left=set(range(len(rounds))))
         for p, line in enumerate(self.lines):
             line.invited = None

@@ -33,7 +33,8 @@ class LearnerMachine:
     def __init__(self, policy: Policy, *, learner: str, run: str | None = None):
         self.policy, self.learner, self.run = policy, learner, run
         self.phase: Phase = "starting"
-        self.linked = False
+        self.linked = False  # there is a connection
+        self.attached = False  # ... and the syncer knows who we are and what it missed
         self.ready: box.Ready | None = None
         self.incarnation: int | None = None
         self.budget_tokens = 0
@@ -43,6 +44,7 @@ class LearnerMachine:
         self.install: msg.Install | None = None
         self.proof: msg.Installed | None = None  # what this incarnation proved to hold
         self.missing: set[int] = set()  # fragments still to be fetched before installation
+        self.loads = 0  # posted and not yet reported
         self.state_here = False
         self.seeds_left: set[int] = set()
         self.donating: str | None = None
@@ -110,7 +112,8 @@ class LearnerMachine:
         self._out.append(action)
 
     def say(self, message: msg.LearnerMessage) -> None:
-        if self.linked:
+        """Send, unless there is nobody to hear it: what matters is repeated when the link is back."""
+        if self.attached or (self.linked and isinstance(message, msg.Join | msg.Heartbeat)):
             self.emit(act.Say(message=message))
 
     def post(self, command: box.AnyCommand) -> None:
@@ -128,6 +131,7 @@ class LearnerMachine:
         if report.incarnation is not None:
             self.phase = "training"
             self.exchange.start(report.held, report.step, 0)
+            self.exchange.resume(report.outstanding)
         if self.linked:
             self._join()
 
@@ -151,7 +155,7 @@ class LearnerMachine:
         )  # fmt: skip
 
     def _link_down(self, event: ev.LinkDown) -> None:
-        self.linked = False
+        self.linked = self.attached = False
         self.note("link_down", reason=event.reason)
         self.emit(act.SetTimer(name="heartbeat", at_s=None))
         self.emit(act.Connect())
@@ -177,10 +181,12 @@ class LearnerMachine:
             message.incarnation,
             message.budget_tokens,
         )
+        self.attached = self.phase == "joining"
         self.post(box.Begin(run=message.run, incarnation=message.incarnation, index=message.index))
         self.post(box.Advance(tokens=message.tokens, budget_tokens=message.budget_tokens))
 
     def _reattached(self, message: msg.Reattached) -> None:
+        self.attached = True
         self._acknowledge(message.sequence)
         if not message.installed and self.proof is not None:
             self.say(self.proof)
@@ -219,8 +225,10 @@ class LearnerMachine:
             self.emit(act.FetchState(transfer=offer.transfer, num_bytes=offer.num_bytes, digest=offer.digest))
 
     def _state_fetched(self, event: ev.StateFetched) -> None:
-        self.state_here = True
-        self._load()
+        offer = self.install.state if self.install is not None else None
+        if offer is not None and offer.transfer == event.transfer:
+            self.state_here = True
+            self._load()
 
     def _state_fetch_failed(self, event: ev.StateFetchFailed) -> None:
         self.say(msg.StateFailed(transfer=event.transfer, reason=event.reason))
@@ -230,6 +238,7 @@ class LearnerMachine:
         if self.phase != "installing" or self.missing or not self.state_here or self.install is None:
             return
         install = self.install
+        self.loads += 1
         self.post(
             box.Load(
                 versions=install.versions, cursor=install.cursor, step=install.step,
@@ -238,8 +247,9 @@ class LearnerMachine:
         )  # fmt: skip
 
     def _loaded(self, report: box.Loaded) -> None:
-        if self.phase != "installing" or self.install is None:
-            return
+        self.loads -= 1
+        if self.phase != "installing" or self.install is None or self.loads:
+            return  # of an earlier incarnation
         self.phase, self.step = "training", report.step
         self.post(box.RunUntil(step=None))
         self.exchange.start(report.versions, report.step, self.install.syncer_step)
@@ -286,12 +296,18 @@ class LearnerMachine:
         if kind == "contribution":
             self.exchange.uploaded(event.object)
         elif kind == "seed" and self.phase == "seeding":
-            self.seeds_left.discard(int(event.object.rpartition(".")[2]))
-            if not self.seeds_left:
-                self.say(msg.Seeded())
+            self._seed_uploaded(event.object)
         elif kind == "state" and self.donated is not None:
             self.say(self.donated)
             self.donated = None
+
+    def _seed_uploaded(self, name: str) -> None:
+        assert self.incarnation is not None
+        for p in sorted(self.seeds_left):
+            if name == objects.seed(self.learner, self.incarnation, p):
+                self.seeds_left.remove(p)
+                if not self.seeds_left:
+                    self.say(msg.Seeded())
 
     def _upload_failed(self, event: ev.UploadFailed) -> None:
         kind = event.object.partition(".")[0]
@@ -306,6 +322,8 @@ class LearnerMachine:
     # ---- training ------------------------------------------------------------------------------------
 
     def _boundary_passed(self, report: box.BoundaryPassed) -> None:
+        if self.phase not in ("training", "finishing", "saving"):
+            return  # the end of a step that a new start has made worthless
         self.sequence += 1
         self.step = report.step
         boundary = msg.Boundary(

@@ -89,8 +89,19 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, tag=True, tag_field="typ
     pass
 
 
+class Taken(msgspec.Struct, frozen=True, kw_only=True):
+    """One snapshot, encoded into the fragment's uplink slot."""
+
+    fragment: int
+    round: int
+    base_version: int
+    steps: int
+    tokens: int
+    num_bytes: int
+
+
 class Ready(Report, frozen=True):
-    """The trainer has a model. `held` is set when its state came from a checkpoint."""
+    """The trainer has a model. `incarnation` is set when it goes on where a save file or a dead sidecar was."""
 
     learner: str
     fingerprint: str
@@ -101,21 +112,11 @@ class Ready(Report, frozen=True):
     held: list[int] = []
     step: int = 0
     sequence: int = 0
+    outstanding: list[Taken] = []  # contributions without a fate, still in their slots
 
 
 class SeedTaken(Report, frozen=True):
     num_bytes: list[int]  # one a fragment
-
-
-class Taken(Report, frozen=True, tag=False):
-    """One snapshot, encoded into the fragment's uplink slot."""
-
-    fragment: int
-    round: int
-    base_version: int
-    steps: int
-    tokens: int
-    num_bytes: int
 
 
 class BoundaryPassed(Report, frozen=True):

@@ -193,6 +193,14 @@ class Merging:
         while len(fates) > FATES_KEPT:
             del fates[min(fates)]
 
+    def repeat_fates(self, member: Member) -> None:
+        """Tell a member that was away the newest fate of each fragment: its message may have been lost."""
+        for p in range(self.policy.num_fragments):
+            fates = self.fates.get((member.name, member.incarnation, p))
+            if fates:
+                number = max(fates)
+                self.hub.send(member, msg.FateOf(fragment=p, round=number, fate=fates[number], reason="repeat"))
+
     # ---- closing -------------------------------------------------------------------------------------
 
     def _needed(self, round: Round) -> int:
@@ -300,10 +308,12 @@ class Merging:
         )  # fmt: skip
 
     def _retire(self, fragment: int) -> None:
-        """Let go of versions that nobody may hold as a base, and of all but the newest tau + 2."""
+        """Let go of versions that are nobody's base any more, and of all but the newest tau + 2."""
         present = self.hub.membership.present()
         holders = [m.held[fragment] for m in present if m.announced[fragment] >= 0]
-        oldest = min([*holders, self.versions[fragment]])
+        round = self.rounds.open.get(fragment)
+        lying = [] if round is None else [a.base_version for a in round.arrived.values()]
+        oldest = min([*holders, *lying, self.versions[fragment]])
         kept = self.kept[fragment]
         while kept and (kept[0] < oldest or len(kept) > self.policy.versions_kept):
             version = kept.pop(0)

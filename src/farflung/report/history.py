@@ -84,6 +84,7 @@ class History:
     merges: list[Merged] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
     transfers: list[Transfer] = field(default_factory=list)
+    welcomes: list[tuple[float, str]] = field(default_factory=list)  # (t, learner): admitted
     troubles: list[Trouble] = field(default_factory=list)
     metrics: list[Data] = field(default_factory=list)
     last_s: float = 0.0
@@ -253,6 +254,8 @@ class _Fold:
         connection, message = record.data["connection"], record.data["message"]
         if message["type"] == "Welcome":
             self.incarnation[connection] = message["incarnation"]
+            if connection in self.speaker:
+                self.history.welcomes.append((record.t, self.speaker[connection]))
         elif message["type"] == "Install" and message.get("state") and connection in self.speaker:
             self._transfer(record.t, self.speaker[connection], down=message["state"]["num_bytes"])
 

@@ -3,7 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from farflung.report.history import Data, History, natural
+from farflung.report.history import Data, History, Note, natural
+
+NOTED = ("lease_lapsed", "lease_renewed", "lost", "joined", "left", "rejoin_proved", "rejoined")
 
 
 @dataclass
@@ -15,6 +17,8 @@ class Outage:
     cause: str  # the first evidence, and never overwritten by later symptoms
     planned: bool = False  # the cause is in the fault plan
     exited_s: float | None = None
+    lapsed_s: float | None = None
+    renewed_s: float | None = None
     lost_s: float | None = None
     lost_reason: str = ""
     restarted_s: float | None = None
@@ -28,7 +32,12 @@ class Outage:
     @property
     def confirmed(self) -> bool:
         """More than a broken link that mended itself."""
-        return self.planned or self.lost_s is not None or self.joined_s is not None
+        return self.planned or self.noticed_s is not None or self.joined_s is not None
+
+    @property
+    def noticed_s(self) -> float | None:
+        """When the syncer first counted this learner out: its lease lapsed or it was lost."""
+        return min((t for t in (self.lapsed_s, self.lost_s) if t is not None), default=None)
 
     @property
     def back(self) -> bool:
@@ -57,7 +66,7 @@ class _Sign:
 def _of(history: History, learner: str) -> Iterator[Outage]:
     current: Outage | None = None
     for sign in _signs(history, learner):
-        if sign.kind in ("fault", "exited", "trouble", "lost"):
+        if sign.kind in ("fault", "exited", "trouble", "lease_lapsed", "lost"):
             if current is not None and current.back:
                 yield current
                 current = None
@@ -65,11 +74,18 @@ def _of(history: History, learner: str) -> Iterator[Outage]:
                 current = Outage(learner, sign.t, sign.text, planned=sign.kind == "fault")
         if current is not None:
             _add(current, sign)
-            if sign.kind == "rejoined" or (sign.kind == "joined" and current.role == "reattach"):
+            if _closes(current, sign):
                 yield current
                 current = None
     if current is not None:
         yield current
+
+
+def _closes(outage: Outage, sign: _Sign) -> bool:
+    """Its work is merged again; or its link is back and nothing was lost; or it is heard again."""
+    if sign.kind == "joined":
+        return outage.role == "reattach"
+    return sign.kind == "rejoined" or (sign.kind == "lease_renewed" and outage.lost_s is None)
 
 
 def _add(outage: Outage, sign: _Sign) -> None:
@@ -79,6 +95,10 @@ def _add(outage: Outage, sign: _Sign) -> None:
         outage.planned = True
     elif sign.kind == "lost" and outage.lost_s is None:
         outage.lost_s, outage.lost_reason = sign.t, str(sign.data.get("reason", ""))
+    elif sign.kind == "lease_lapsed" and outage.lapsed_s is None:
+        outage.lapsed_s = sign.t
+    elif sign.kind == "lease_renewed":
+        outage.renewed_s = sign.t
     elif sign.kind == "restarted":
         outage.restarted_s = sign.t
     elif sign.kind == "joined":
@@ -104,9 +124,9 @@ def _signs(history: History, learner: str) -> list[_Sign]:
                 signs.append(_Sign(float(m["t"]), event, _exit_text(m), m))
     signs += [_Sign(x.t, "trouble", x.text) for x in history.troubles if x.learner == learner]
     signs += [
-        _Sign(n.t, n.kind, f"lost: {n.data.get('reason', 'no reason given')}", n.data)
+        _Sign(n.t, n.kind, _note_text(n), n.data)
         for n in history.notes
-        if n.learner == learner and n.kind in ("lost", "joined", "left", "rejoin_proved", "rejoined")
+        if n.learner == learner and n.kind in NOTED
     ]
     signs.sort(key=lambda s: s.t)
     stop = min([s.t for s in signs if s.kind == "left"] + [_end(history)])
@@ -115,6 +135,10 @@ def _signs(history: History, learner: str) -> list[_Sign]:
 
 def _end(history: History) -> float:
     return float("inf") if history.ended_s is None else history.ended_s
+
+
+def _note_text(note: Note) -> str:
+    return "silent: lease lapsed" if note.kind == "lease_lapsed" else f"lost: {note.data.get('reason', '?')}"
 
 
 def _exit_text(m: Data) -> str:

@@ -197,27 +197,22 @@ def _learner(h: History, name: str) -> list[object]:
     ]
 
 
+TURNED = {"refused": "refused", "late": "late contribution", "upload_failed": "upload failed"}
+
+
 def _reasons(h: History) -> list[object]:
     waits = Counter(str(n.data.get("reason", "?")) for n in h.of_kind("waiting"))
-    refused = Counter(
-        (str(n.data.get("what", "?")), str(n.data.get("reason", "?")), n.learner)
-        for n in h.of_kind("refused")
-    )
-    detail = {
-        (str(n.data.get("what", "?")), str(n.data.get("reason", "?")), n.learner): str(
-            n.data.get("detail", "")
-        )
-        for n in h.of_kind("refused")
-    }
+    turned = [(n.kind, n.learner, str(n.data.get("reason", "")), n) for n in h.notes if n.kind in TURNED]
+    refused = Counter(key[:3] for key in turned)
+    detail = {key[:3]: str(key[3].data.get("detail", "")) for key in turned}
     out: list[object] = []
     if waits:
-        rows = [(reason, n) for reason, n in waits.most_common()]
-        out.append(table(["the syncer waited for", "times"], rows))
+        out.append(table(["the syncer waited for", "times"], waits.most_common()))
     else:
         out.append(tag("p", "The syncer never had to wait.", cls="muted"))
     if refused:
-        turned = [(*key, detail[key], n) for key, n in refused.most_common()]
-        out.append(table(["refused", "reason", "from", "last detail", "times"], turned, cls="words"))
+        rows = [(TURNED[key[0]], *key[1:], detail[key], n) for key, n in refused.most_common()]
+        out.append(table(["refused", "from", "reason", "last detail", "times"], rows, cls="words"))
     else:
         out.append(tag("p", "Nothing was refused.", cls="muted"))
     return out

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from farflung.report.history import History, Interval, Step, median
+from farflung.report.history import Data, History, Interval, Step, median
 
 State = Literal["joining", "training", "waiting", "silent", "dead"]
 
@@ -75,9 +75,9 @@ def alive(history: History, learner: str) -> list[Span]:
     """The learner's spans in time order, from its first join to its leave or the end of the run.
 
     A membership is cut into training and waiting as reported; before its first step the learner is joining,
-    otherwise more than one own step without a report is silent (not after the last step of all). Between a
-    loss and the next join it is dead, except for steps that it reports afterwards (a broken link, not a
-    broken learner).
+    otherwise more than one own step without a report is silent (not after the last step of all). From a kill,
+    exit or loss to the next admission it is dead, except for steps that it reports afterwards (a broken link,
+    not a broken learner).
     """
     busy = training(history, learner)
     step_s = _own_step_s(history.steps.get(learner, []))
@@ -88,7 +88,7 @@ def alive(history: History, learner: str) -> list[Span]:
         if state == "dead":
             spans += [Span(a, b, "dead") for a, b in subtract((start, end), known)]
             continue
-        first = min((a for a, b in known if b > start), default=end)
+        first = min((a for a, b in known if b > start), default=end)  # the first step here
         first = min(max(first, start), end)
         if first > start:
             spans.append(Span(start, first, "joining"))
@@ -98,12 +98,24 @@ def alive(history: History, learner: str) -> list[Span]:
 
 
 def _memberships(history: History, learner: str) -> list[tuple[float, float, str]]:
-    """(start, end, "member" or "dead"): what the syncer knew of this learner."""
-    changes = {"joined": "member", "lost": "dead", "left": ""}
-    notes = [n for n in history.notes if n.kind in changes and n.learner == learner]
-    ends = [n.t for n in notes[1:]] + [history.end_s]
-    out = [(n.t, end, changes[n.kind]) for n, end in zip(notes, ends, strict=False)]
-    return [(a, b, state) for a, b, state in out if state and b > a]
+    """(start, end, "member" or "dead") in time order: what fault plan, processes and syncer say."""
+    states = {"joined": "member", "lost": "dead", "left": ""}
+    changes = [(n.t, states[n.kind]) for n in history.notes if n.learner == learner and n.kind in states]
+    changes += [(float(m["t"]), "dead") for m in history.metrics if _deadly(m, learner)]
+    changes += [(t, "member") for t, name in history.welcomes if name == learner]  # after the loss it ends
+    out: list[tuple[float, float, str]] = []
+    state, since = "", 0.0
+    for t, new in sorted(changes, key=lambda change: change[0]):
+        if new == state or t > history.end_s or (new == "dead" and state == ""):
+            continue
+        out.append((since, t, state))
+        state, since = new, t
+    return [(a, b, x) for a, b, x in [*out, (since, history.end_s, state)] if x and b > a]
+
+
+def _deadly(m: Data, learner: str) -> bool:
+    killed = m.get("fault") == "kill" and m.get("target") == learner and m.get("what") != "sidecar"
+    return killed or (m.get("event") == "exited" and m.get("learner") == learner)
 
 
 def _own_step_s(steps: Sequence[Step]) -> float:

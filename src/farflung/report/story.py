@@ -42,16 +42,18 @@ def outage_lines(history: History, o: Outage) -> list[Line]:
             after = f" ({seconds(t - o.began_s)} after)" if t > o.began_s else ""
             lines.append(Line(t, f"{who}: {text}{after}", tone))
 
-    add(o.lost_s, f"declared lost by the syncer: {o.lost_reason or 'no reason given'}", "warn")
+    add(o.lapsed_s, "counted out by the syncer: lease lapsed", "warn")
+    add(o.renewed_s, "heard again: lease renewed", "good")
+    add(o.lost_s, f"given up by the syncer: {o.lost_reason or 'no reason given'}", "warn")
     add(o.restarted_s, "process started again")
+    add(o.proved_s, _proof(o.proof), "good" if proven(o.proof) else "bad")
     if o.role == "reattach":
         add(o.joined_s, f"reattached as incarnation {o.incarnation}, nothing lost", "good")
     else:
         add(o.joined_s, f"joined as incarnation {o.incarnation} ({o.role or 'join'})")
-    add(o.proved_s, _proof(o.proof), "good" if proven(o.proof) else "bad")
     add(o.merged_s, "rejoined: first contribution merged", "good")
-    if o.lost_s is None and o.joined_s is None:
-        add(_next_step(history, o), "never declared lost; reported its next step", "good")
+    if o.noticed_s is None and o.joined_s is None:
+        add(_next_step(history, o), "its lease never lapsed; reported its next step", "good")
     return lines
 
 
@@ -67,7 +69,7 @@ def _proof(proof: Data) -> str:
     donor = proof.get("donor")
     parts = []
     for key, (what, whose) in PROOFS.items():
-        if (same := proof.get(key)) is not None:
+        if (same := proof.get(key)) is not None and (donor or "{donor}" not in whose):
             parts.append((bool(same), f"{what} {'=' if same else '≠'} {whose.format(donor=donor)}"))
     verdict = "rejoin proved by digest" if proven(proof) else "rejoin NOT proved"
     cold = "" if donor else "; no donor: inner optimizer starts cold"
@@ -83,7 +85,8 @@ def _births(history: History) -> list[Line]:
     if not births:
         return []
     names = ", ".join(n.learner for n in births) if len(births) <= 8 else f"{len(births)} learners"
-    return [Line(births[-1].t, f"{names} joined and hold version 0")]
+    seeded = [Line(n.t, f"{n.learner} gave the run its first parameters") for n in history.of_kind("born")]
+    return [*seeded, Line(births[-1].t, f"{names} joined with the same first parameters")]
 
 
 def _departures(history: History) -> list[Line]:

@@ -1,1 +1,22 @@
-"""Public helpers for tests of methods, machines and drivers."""
+"""Public helpers for tests of methods, machines and drivers.
+
+`World` runs the whole protocol with real tensors under virtual time; `walk` sends one through random faults;
+`MemoryTape` tells what happened, and `replay` proves that a tape determines a machine.
+
+>>> from farflung.methods import diloco
+>>> world = World(diloco(sync_every_steps=4), step_s=[0.1, 0.1], budget_tokens=160).run()
+>>> world.finished, world.hub.versions, world.syncer.ledger.summary()["token_fragments"]["in_flight"]
+('finished', [2], 0)
+"""
+
+from farflung.testing.island import PretendIsland
+from farflung.testing.quadratic import QuadraticInner, quadratic_model
+from farflung.testing.tapes import Divergence, MemoryTape, replay
+from farflung.testing.virtual_time import Timers, VirtualTime
+from farflung.testing.walk import walk
+from farflung.testing.world import World
+
+__all__ = [
+    "Divergence", "MemoryTape", "PretendIsland", "QuadraticInner", "Timers", "VirtualTime", "World",
+    "quadratic_model", "replay", "walk",
+]  # fmt: skip

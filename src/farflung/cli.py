@@ -1,0 +1,195 @@
+"""The command line: thin verbs. Bad input gets one clear line and exit code 2; stack traces are for bugs."""
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from farflung import __version__
+from farflung.errors import UserError
+
+app = typer.Typer(
+    help="Train one model on far-flung, unreliable machines.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+RecipeArgument = Annotated[
+    Path | None, typer.Argument(help="A recipe (TOML). Without one every default applies.", show_default=False)
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="NAME=VALUE", help="Change one key of the recipe, for example policy.quorum=2."),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output, nothing else.")]
+
+
+@app.callback(invoke_without_command=True)
+def _root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    if version:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.command()
+def run(
+    recipe: RecipeArgument = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run; must be new or empty.")] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Go on with the run in this folder, stopped in order (Ctrl-C).")
+    ] = None,
+    settings: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run a recipe on this machine: a syncer and learners as processes, with live progress and a run folder.
+
+    Ctrl-C stops in order: fragments, outer state, ledger and every learner's state are written, and
+    `farflung run --resume DIR` goes on from there.
+    """
+    from farflung.report.live import LiveView, result_table
+    from farflung.runtime import run as runs
+    from farflung.runtime.recipe import load_recipe
+
+    console = Console(stderr=True)
+    if resume is not None and (recipe is not None or settings or out is not None):
+        raise UserError("--resume takes the run as it is: give no recipe, --set or --out with it")
+    sys.path.insert(0, os.getcwd())  # a recipe's own task lives beside it
+    loaded = load_recipe(recipe, settings or []) if resume is None else None
+    run_dir = resume or out or _default_out(recipe)
+    with LiveView(console) as view:
+        if loaded is not None:
+            work = runs.run_recipe(loaded, run_dir, view.update)
+        else:
+            work = runs.resume_run(run_dir, view.update)
+        try:
+            _, supervisor, outcome = asyncio.run(work)
+        except KeyboardInterrupt:
+            runs.discard(run_dir)
+            raise typer.Exit(130) from None
+    summary = runs.finish(run_dir, supervisor, outcome)
+    if as_json:
+        print(json.dumps(summary))
+    else:
+        Console().print(result_table(summary))
+        Console().print(f"report: {run_dir / 'report.html'}", soft_wrap=True)
+        if outcome == "suspended":
+            Console().print(f"go on with: farflung run --resume {run_dir}", soft_wrap=True)
+    if outcome == "interrupted":
+        raise typer.Exit(130)
+
+
+def _default_out(recipe: Path | None) -> Path:
+    """The first free ``runs/NAME-N``."""
+    stem = recipe.stem if recipe is not None else "run"
+    number = 1
+    while (path := Path("runs") / f"{stem}-{number}").exists():
+        number += 1
+    return path
+
+
+@app.command()
+def serve(
+    recipe: RecipeArgument = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run; must be new or empty.")] = None,
+    settings: SetOption = None,
+) -> None:
+    """Serve a run for learners on other machines, and print the line that they start with.
+
+    Address, port and TLS stand in the recipe's [serve] table. Beyond loopback it wants TLS, or an explicit
+    `--set serve.insecure=true`.
+    """
+    import secrets
+
+    from farflung.runtime.config import resolve, write_config
+    from farflung.runtime.recipe import load_recipe
+    from farflung.runtime.run import new_run_dir
+    from farflung.runtime.security import new_token, save_token
+    from farflung.runtime.serve import serve as serve_run
+
+    sys.path.insert(0, os.getcwd())
+    config = resolve(load_recipe(recipe, settings or []), secrets.token_hex(4))
+    run_dir = out or _default_out(recipe)
+    new_run_dir(run_dir)
+    write_config(config, run_dir)
+    token = os.environ.get("FARFLUNG_TOKEN") or new_token()
+    save_token(run_dir / "token", token)
+
+    def ready(url: str) -> None:
+        source = f" {recipe}" if recipe is not None else ""
+        print(f"serving run {config.run}; start each learner with\n", flush=True)
+        print(f"  FARFLUNG_TOKEN={token} farflung join{source} --connect {url} --name learner-0\n", flush=True)
+
+    outcome = asyncio.run(serve_run(config, run_dir, token, ready=ready))
+    print(f"{outcome}: {run_dir / 'model.safetensors'}")
+
+
+@app.command()
+def join(
+    connect: Annotated[str, typer.Option(help="The syncer's address, as `serve` printed it.")],
+    recipe: RecipeArgument = None,
+    name: Annotated[
+        str | None, typer.Option(help="Unique in the run; the same after a restart. Default: host and process.")
+    ] = None,
+    settings: SetOption = None,
+    ca: Annotated[Path | None, typer.Option(help="Trust this TLS authority.")] = None,
+    cert: Annotated[Path | None, typer.Option(help="Certificate to show, for mutual TLS.")] = None,
+    key: Annotated[Path | None, typer.Option(help="Its key.")] = None,
+) -> None:
+    """Join a served run as a learner, with the same recipe. The join token is read from FARFLUNG_TOKEN."""
+    from farflung.runtime.config import resolve
+    from farflung.runtime.face import RunEnded
+    from farflung.runtime.island import train
+    from farflung.runtime.recipe import load_recipe
+
+    sys.path.insert(0, os.getcwd())
+    config = resolve(load_recipe(recipe, settings or []), "")
+    tls: dict[str, Any] = {k: str(v) for k, v in {"ca": ca, "cert": cert, "key": key}.items() if v is not None}
+    try:
+        reason = train(config, connect=connect, name=name, **tls)
+    except RunEnded as error:
+        raise UserError(str(error)) from None
+    print(reason)
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders; several are shown side by side.")],
+    out: Annotated[Path | None, typer.Option(help="File to write. Default: report.html in the first folder.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write report.html from run folders, finished or not; it opens without a server."""
+    from farflung import tape
+    from farflung.report.page import render
+    from farflung.report.summary import summarise
+
+    if as_json:
+        summaries = [_summary(run_dir) or summarise(run_dir) for run_dir in runs]
+        print(json.dumps(summaries if len(summaries) > 1 else summaries[0]))
+        return
+    path = out or (runs[0] / tape.REPORT if len(runs) == 1 else runs[0] / "comparison.html")
+    page = render(runs if len(runs) > 1 else runs[0])
+    tape.write_atomically(path, page.encode())
+    print(path)
+
+
+def _summary(run_dir: Path) -> dict[str, Any] | None:
+    from farflung import tape
+
+    path = run_dir / tape.SUMMARY
+    return json.loads(path.read_bytes()) if path.exists() else None
+
+
+def main() -> None:
+    """Entry point: UserError becomes one line and exit code 2."""
+    try:
+        app()
+    except UserError as error:
+        print(f"farflung: {error}", file=sys.stderr)
+        sys.exit(2)

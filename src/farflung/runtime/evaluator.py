@@ -1,0 +1,67 @@
+"""Evaluation as a client of its own: it reads pinned versions and never holds up a learner.
+
+Each line on standard input is one wish: ``now`` evaluates the syncer's newest parameters, a path evaluates that
+file. Each answer is one JSON line. The first line comes unasked: the parameters that the task begins with.
+"""
+
+import argparse
+import json
+import os
+import sys
+import urllib.request
+from pathlib import Path
+
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from farflung.runtime.config import read_config
+from farflung.runtime.security import client_context
+
+
+def _load(model: nn.Module, tensors: dict[str, Tensor]) -> None:
+    missing, unexpected = model.load_state_dict(tensors, strict=False)
+    tied = set(model.state_dict()) - {n for n, _ in model.named_parameters()}  # noqa: F841
+    assert not unexpected, unexpected
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="farflung.runtime.evaluator")
+    parser.add_argument("run_dir", type=Path)
+    parser.add_argument("--connect", required=True)
+    parser.add_argument("--skip-first", action="store_true")
+    args = parser.parse_args()
+    os.nice(10)  # training goes first
+    torch.set_num_threads(1)
+    config = read_config(args.run_dir)
+    task = config.task()
+    model = task.build_model()
+
+    def answer(tokens: int, versions: list[int]) -> None:
+        loss = task.evaluate(model)
+        record = {"t": config.clock(), "kind": "eval", "tokens": tokens, "loss": loss, "versions": versions}
+        print(json.dumps(record), flush=True)
+
+    if not args.skip_first:
+        answer(0, [])
+    headers = {"Authorization": f"Bearer {os.environ['FARFLUNG_TOKEN']}"}
+    tls = client_context(config.recipe.serve.ca) if args.connect.startswith("https") else None
+    for line in sys.stdin:
+        wish, _, tokens = line.strip().partition("\t")
+        if wish == "now":
+            request = urllib.request.Request(f"{args.connect}/model", headers=headers)
+            try:
+                with urllib.request.urlopen(request, context=tls, timeout=60) as response:
+                    tensors = safetensors.torch.load(response.read())
+                    seen, versions = response.headers["X-Farflung-Tokens"], response.headers["X-Farflung-Versions"]
+            except OSError:
+                continue  # the syncer is away or closing: this evaluation is left out
+            _load(model, tensors)
+            answer(int(seen), [int(v) for v in versions.split(",")])
+        elif wish:
+            _load(model, safetensors.torch.load_file(wish))
+            answer(int(tokens), [])
+
+
+if __name__ == "__main__":
+    main()

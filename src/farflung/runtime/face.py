@@ -1,0 +1,317 @@
+"""`farflung.Learner`: one island in three lines of anybody's training loop.
+
+It starts the sidecar, gives it the model's shape and waits for the first parameters. From then on `step` is the
+boundary between two inner steps: it looks at the mailbox, executes what is due, reports, and never waits for
+the network (in lockstep pace it waits for the round, as that pace demands).
+"""
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+import torch
+from torch import nn
+
+from farflung.core.fragments import make_plan
+from farflung.core.vectors import describe
+from farflung.engine.island import Island
+from farflung.engine.trainer import Trainer
+from farflung.errors import UserError
+from farflung.methods import Method
+from farflung.protocol import mailbox as box
+from farflung.runtime import savefile
+from farflung.runtime.arena import Arena
+from farflung.runtime.inner import ModelInner
+from farflung.runtime.mailbox import Channel, PeerGone, trainer_channel
+from farflung.runtime.recipe import LEARNER_NAME
+from farflung.runtime.sidecar import SidecarConfig
+
+Batch = TypeVar("Batch")
+WAIT_S = 0.5  # between looks at the mailbox while there is nothing to do
+TOKEN_VARIABLE = "FARFLUNG_TOKEN"
+
+
+class Stateful(Protocol):
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> Any: ...
+
+
+class Data(Protocol):
+    """A data position that the hub keeps for this learner: it is the learner's own, never a donor's."""
+
+    @property
+    def cursor(self) -> int: ...
+
+    def seek(self, cursor: int) -> None: ...
+
+
+class RunEnded(Exception):
+    """The run does not want this learner: `reason` says why."""
+
+
+class Learner:
+    """A learner of a run, around a model and an optimizer of your own.
+
+    Args:
+        model: any module; trainable parameters are shared by name, BatchNorm buffers too.
+        optimizer: the inner optimizer; its state stays here, and helps a learner that lost its own.
+        method: the run's method, such as ``farflung.methods.decoupled()``; all learners give the same.
+        connect: the syncer's address, ``http://host:port`` or ``https://...``.
+        token: the join token; None reads FARFLUNG_TOKEN.
+        name: unique in the run, and the same after a restart: it owns the data position.
+        run: refuse any other run.
+        data: the data position (``cursor``, ``seek``); without it steps are counted.
+        stateful: objects with ``state_dict`` / ``load_state_dict`` of JSON-able values (a schedule, counters) that
+            belong to the inner state: saved, and handed to a learner that rejoins.
+        save_dir: where an orderly stop writes this learner's state, and where a restart finds it.
+        tape_path: where the sidecar writes its tape.
+        pace_s: least seconds of a step.
+        ca, cert, key: TLS files.
+
+    Raises:
+        UserError: bad name, no token.
+        RunEnded: the syncer refused this learner.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        method: Method,
+        *,
+        connect: str,
+        token: str | None = None,
+        name: str | None = None,
+        run: str | None = None,
+        data: Data | None = None,
+        stateful: Mapping[str, Stateful] | None = None,
+        save_dir: str | os.PathLike[str] | None = None,
+        tape_path: str | os.PathLike[str] | None = None,
+        started_s: float | None = None,
+        pace_s: float = 0.0,
+        ca: str | None = None,
+        cert: str | None = None,
+        key: str | None = None,
+    ) -> None:
+        self.name = name or f"{socket.gethostname().replace('.', '-')}-{os.getpid()}"
+        if not LEARNER_NAME.fullmatch(self.name):
+            raise UserError(f"name = {self.name!r}: use letters, digits, '_' and '-', at most 64")
+        token = token or os.environ.get(TOKEN_VARIABLE)
+        if not token:
+            raise UserError(f"no join token: give token=..., or set {TOKEN_VARIABLE}")
+        policy = method.policy
+        self.plan = make_plan(describe(model), policy.num_fragments, policy.fragment_plan)
+        self._method, self._model, self._run = method, model, run
+        self._inner = ModelInner(model, optimizer, data, dict(stateful or {}))
+        self._workdir = tempfile.TemporaryDirectory(prefix="farflung-")
+        self._state_path = Path(self._workdir.name) / "state"
+        self._save_path = Path(save_dir) / f"{self.name}.safetensors" if save_dir is not None else None
+        slots: dict[str, list[torch.Tensor]] = {"up": [], "down": []}
+        self._island = Island(model, self.plan, method, lambda p: slots["up"][p], lambda p: slots["down"][p])
+        self._uplink = Arena([self._island.payload_size(p) for p in range(policy.num_fragments)])
+        self._downlink = Arena([self._island.value_size(p) for p in range(policy.num_fragments)])
+        for arena, views in ((self._uplink, slots["up"]), (self._downlink, slots["down"])):
+            views += [_tensor(arena.slot(p)) for p in range(policy.num_fragments)]
+        self.trainer = Trainer(
+            self._island,
+            self._inner,
+            put_state=lambda state: self._state_path.write_bytes(state) and None,
+            get_state=self._state_path.read_bytes,
+            save=self._save,
+        )
+        self._pace_s = pace_s
+        self._config = SidecarConfig(
+            url=connect.rstrip("/"), token=token, learner=self.name, policy=policy, run=run,
+            channel_fd=-1, uplink_fd=self._uplink.fd, uplink_sizes=list(self._uplink.sizes),
+            downlink_fd=self._downlink.fd, downlink_sizes=list(self._downlink.sizes),
+            state_path=str(self._state_path), tape_path=os.fspath(tape_path) if tape_path else None,
+            started_s=time.monotonic() if started_s is None else started_s, ca=ca, cert=cert, key=key,
+        )  # fmt: skip
+        self._sidecars = 0
+        ready = self._restore()
+        self._start_sidecar(ready)
+        try:
+            self._first_parameters()
+        except BaseException:
+            self.close()
+            raise
+        self._step_began = time.perf_counter()
+        self._waited_s = 0.0
+
+    # ---- what a loop reads ---------------------------------------------------------------------------
+
+    @property
+    def done(self) -> bool:
+        """Whether the loop should stop: the run's budget is spent, or it was stopped."""
+        return self.trainer.ended is not None
+
+    @property
+    def end_reason(self) -> str | None:
+        """Why it is done: finished, suspended, fenced, or one line of refusal."""
+        return self.trainer.ended
+
+    @property
+    def progress(self) -> float:
+        """Share of the whole run's token budget that is spent, 0..1: what schedules should follow."""
+        return self.trainer.progress.fraction
+
+    @property
+    def index(self) -> int:
+        """This learner's number among all learners ever seen, from 0."""
+        return self.trainer.begun.index if self.trainer.begun is not None else 0
+
+    def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
+        """Pass batches on, starting over when the loader is exhausted, until the run is done."""
+        while not self.done:
+            empty = True
+            for batch in loader:
+                empty = False
+                yield batch
+                if self.done:
+                    return
+            if empty:
+                raise UserError("batches(loader): the loader is empty")
+
+    # ---- the boundary --------------------------------------------------------------------------------
+
+    def step(self, num_tokens: int, loss: float | None = None) -> None:
+        """Call after each optimizer step, with the tokens it trained on."""
+        took_s = time.perf_counter() - self._step_began
+        if took_s < self._pace_s:
+            time.sleep(self._pace_s - took_s)
+            took_s = time.perf_counter() - self._step_began
+        self._inner.count_step()
+        self._look()
+        self.trainer.stepped(num_tokens, step_s=took_s, wait_s=self._waited_s, loss=loss)
+        self._speak()
+        self._waited_s = self._wait()
+        self._step_began = time.perf_counter()
+
+    def close(self) -> None:
+        """Leave the run, if it is not over, and end the sidecar."""
+        with contextlib.suppress(PeerGone, AttributeError):
+            if not self.done:
+                self._channel.send(box.Ended(reason="the loop ended"))
+                self._channel.flush()
+        with contextlib.suppress(AttributeError):
+            self._channel.close()
+        with contextlib.suppress(AttributeError):
+            try:
+                self._process.wait(timeout=5)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        self._uplink.close()
+        self._downlink.close()
+        self._workdir.cleanup()
+
+    def __enter__(self) -> "Learner":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    # ---- mailbox -------------------------------------------------------------------------------------
+
+    def _look(self, timeout_s: float = 0.0) -> None:
+        """Take the commands that are there; a sidecar that died is replaced and told where we are."""
+        try:
+            commands = self._channel.wait(timeout_s) if timeout_s else self._channel.poll()
+        except PeerGone:
+            if not self.done:
+                self._replace_sidecar()
+            return
+        for command in commands:
+            self.trainer.take(command)
+
+    def _speak(self) -> None:
+        reports, self.trainer.reports = self.trainer.reports, []
+        for report in reports:
+            with contextlib.suppress(PeerGone):
+                self._channel.send(report)
+
+    def _wait(self) -> float:
+        """Stand at the boundary until the next step may begin. Returns the seconds waited."""
+        began_s = time.perf_counter()
+        while not self.trainer.may_step()[0] and not self.done:
+            self._look(WAIT_S)
+            self.trainer.idle(time.perf_counter() - began_s)
+            self._speak()
+        return time.perf_counter() - began_s
+
+    def _first_parameters(self) -> None:
+        self._wait()
+        if self.done and not self.trainer.installed:
+            raise RunEnded(self.end_reason or "")
+
+    # ---- sidecar -------------------------------------------------------------------------------------
+
+    def _start_sidecar(self, ready: box.Ready) -> None:
+        ours, theirs = socket.socketpair()
+        self._channel: Channel[box.AnyCommand] = trainer_channel(ours)
+        tape_path = self._config.tape_path
+        if tape_path is not None and self._sidecars:
+            tape_path = tape_path.removesuffix(".jsonl") + f".{self._sidecars}.jsonl"
+        self._sidecars += 1
+        config = msgspec.structs.replace(self._config, channel_fd=theirs.fileno(), tape_path=tape_path)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "farflung.runtime.sidecar"],
+            stdin=subprocess.PIPE,
+            pass_fds=(theirs.fileno(), self._uplink.fd, self._downlink.fd),
+        )
+        theirs.close()
+        assert self._process.stdin is not None
+        self._process.stdin.write(msgspec.json.encode(config) + b"\n")
+        self._process.stdin.close()
+        self._channel.send(ready)
+
+    def _ready(self, run: str | None = None, incarnation: int | None = None) -> box.Ready:
+        return box.Ready(
+            learner=self.name, fingerprint=self.plan.fingerprint(), layout=self.plan.to_json(),
+            method=f"{self._method.policy.method}:{self._method.policy.digest()}", run=run or self._run,
+            incarnation=incarnation, held=self._island.versions, step=self._island.step,
+            sequence=self.trainer.sequence, outstanding=self._island.outstanding(),
+        )  # fmt: skip
+
+    def _replace_sidecar(self) -> None:
+        """The network stack crashed; training did not. A new one takes over where the old one was."""
+        self._channel.close()
+        self._process.wait()
+        begun = self.trainer.begun
+        installed = self.trainer.installed and begun is not None
+        self._island.drop_queue()
+        if self._method.policy.pace == "lockstep":
+            self._island.post(box.RunUntil(step=self._island.step, reason="the sidecar starts again"))
+        self._start_sidecar(
+            self._ready(begun.run, begun.incarnation) if installed and begun else self._ready()
+        )
+
+    # ---- orderly stop and resume ---------------------------------------------------------------------
+
+    def _save(self) -> None:
+        if self._save_path is not None and self.trainer.begun is not None:
+            savefile.write(self._save_path, self._model, self._island, self._inner, self.trainer)
+
+    def _restore(self) -> box.Ready:
+        if self._save_path is None or not self._save_path.exists():
+            return self._ready()
+        saved = savefile.read(self._save_path, self._model, self._island, self._inner, self.trainer)
+        self._waited_s = 0.0
+        self._save_path.unlink()  # it is true for this start only
+        return self._ready(saved.run, saved.incarnation)
+
+
+def _tensor(view: memoryview) -> torch.Tensor:
+    return torch.frombuffer(view, dtype=torch.uint8) if len(view) else torch.empty(0, dtype=torch.uint8)
+
+
+__all__ = ["Learner", "RunEnded"]

@@ -1,0 +1,106 @@
+"""An island's trainer process: the recipe's task around `farflung.Learner`.
+
+Started by the supervisor (``python -m farflung.runtime.island``) or by ``farflung join``.
+"""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from farflung.errors import UserError
+from farflung.runtime.config import RunConfig, read_config
+from farflung.runtime.face import Learner, RunEnded
+from farflung.runtime.lifeline import follow_parent
+from farflung.train.base import Batches, Task
+from farflung.train.loop import InnerLoop
+
+RESTART = 75  # exit code (EX_TEMPFAIL): start me again
+
+
+class Shard:
+    """This learner's part of the data, opened when the syncer has said which one it is."""
+
+    def __init__(self, task: Task, num_learners: int) -> None:
+        self._task, self._num_learners = task, num_learners
+        self._batches: Batches | None = None
+        self._cursor = 0
+
+    def open(self, index: int) -> None:
+        self._batches = self._task.build_batches(index % self._num_learners, self._num_learners)
+        self._batches.seek(self._cursor)
+
+    @property
+    def cursor(self) -> int:
+        return self._batches.cursor if self._batches is not None else self._cursor
+
+    def seek(self, cursor: int) -> None:
+        self._cursor = cursor
+        if self._batches is not None:
+            self._batches.seek(cursor)
+
+    def __next__(self) -> Any:
+        assert self._batches is not None, "open the shard first"
+        return next(self._batches)
+
+
+class OwnSteps:
+    """The schedule's own state: steps of this lineage of inner state, handed on by a donor."""
+
+    def __init__(self, loop: InnerLoop) -> None:
+        self._loop = loop
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"own_steps": self._loop.own_steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._loop.own_steps = int(state["own_steps"])
+
+
+def train(config: RunConfig, **learner_options: Any) -> str:
+    """Train until the run is over; returns why it was."""
+    recipe = config.recipe
+    torch.set_num_threads(recipe.threads)
+    task = config.task()
+    model = task.build_model()
+    optimizer = task.build_optimizer(model)
+    shard = Shard(task, recipe.num_learners)
+    loop = InnerLoop(task, model, optimizer, shard, rng_seed=recipe.seed)
+    with Learner(
+        model, optimizer, config.method, data=shard, stateful={"schedule": OwnSteps(loop)},
+        pace_s=recipe.pace_s, **learner_options,
+    ) as learner:  # fmt: skip
+        shard.open(learner.index)
+        while not learner.done:
+            result = loop.step(learner.progress)
+            learner.step(result.num_tokens, result.loss)
+        return learner.end_reason or ""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="farflung.runtime.island")
+    parser.add_argument("run_dir", type=Path)
+    parser.add_argument("--name", required=True)
+    parser.add_argument("--connect", required=True)
+    parser.add_argument("--tape", type=Path)
+    parser.add_argument("--save-dir", type=Path)
+    args = parser.parse_args()
+    follow_parent()
+    sys.path.insert(0, os.getcwd())  # a recipe's own task lives beside it
+    config = read_config(args.run_dir)
+    try:
+        reason = train(
+            config, connect=args.connect, name=args.name, run=config.run, tape_path=args.tape,
+            save_dir=args.save_dir, started_s=config.started_s, ca=config.recipe.serve.ca,
+        )  # fmt: skip
+    except (UserError, RunEnded) as error:
+        print(f"{args.name}: {error}", file=sys.stderr)
+        sys.exit(2)
+    sys.exit(0 if reason in ("finished", "suspended") else RESTART)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""Recipes: one TOML file, every key with a default, every mistake one clear line."""
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from farflung.chaos.plan import Fault
+from farflung.errors import UserError, did_you_mean
+
+LEARNER_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+class Data(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where the task's data comes from; None is the task's default."""
+
+    path: str | None = None
+
+
+class Serve(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the syncer is reached. Beyond loopback it wants TLS, or an explicit ``insecure = true``."""
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    advertise: str | None = None  # address that learners dial, when it is not `host`
+    insecure: bool = False
+    cert: str | None = None
+    key: str | None = None
+    client_ca: str | None = None  # learners must show a certificate that it signed
+    ca: str | None = None  # what learners trust
+
+
+class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A whole run.
+
+    Args:
+        method: how learners train together; a name in farflung.methods.
+        policy: fields of the method's policy that differ from its defaults.
+        task: what is trained: a built-in name, or package.module:function.
+        seed: of weights and data order.
+        num_learners: islands.
+        scale: size of the model.
+        budget_tokens: tokens of the whole run, over all learners; None: steps * batch * context * learners.
+        steps: the same budget in steps of each learner.
+        batch_size, lr, warmup_steps, eval_batches: of the task; None takes its default.
+        pace_s: least seconds of a step, so that timing checks run on half-loaded cores.
+        restart_s: pause before a dead island is started again.
+        evals: evaluations of the global parameters, evenly over the budget, beside the first and the last.
+        threads: torch threads of a learner.
+    """
+
+    method: str = "decoupled"
+    policy: dict[str, Any] = {}
+    task: str = "text"
+    seed: int = 0
+    num_learners: int = 4
+    scale: str = "tiny"
+    budget_tokens: int | None = None
+    steps: int = 1200
+    batch_size: int = 16
+    lr: float | None = None
+    warmup_steps: int = 60
+    eval_batches: int = 20
+    pace_s: float = 0.0
+    restart_s: float = 1.0
+    evals: int = 10
+    threads: int = 1
+    data: Data = Data()
+    serve: Serve = Serve()
+    faults: list[Fault] = []
+
+    def learners(self) -> list[str]:
+        return [f"learner-{i}" for i in range(self.num_learners)]
+
+
+def load_recipe(path: Path | None, settings: list[str]) -> Recipe:
+    """Read a recipe and apply ``a.b=c`` settings on top.
+
+    Raises:
+        UserError: the file cannot be read, or a key or value is wrong.
+    """
+    raw = _read(path) if path is not None else {}
+    where = str(path) if path is not None else "recipe"
+    if isinstance(raw.get("faults"), str):
+        base = path.parent if path is not None else Path()
+        raw["faults"] = _read(base / raw["faults"]).get("faults", [])
+    for setting in settings:
+        _set(raw, setting)
+    return make_recipe(raw, where)
+
+
+def make_recipe(raw: dict[str, Any], where: str = "recipe") -> Recipe:
+    """Check a recipe given as plain values."""
+    _check_keys(raw, Recipe, where)
+    for table, kind in (("data", Data), ("serve", Serve)):
+        if isinstance(raw.get(table), dict):
+            _check_keys(raw[table], kind, f"{where}: [{table}]")
+    for number, fault in enumerate(raw.get("faults", []), 1):
+        if isinstance(fault, dict):
+            _check_keys(fault, Fault, f"{where}: fault {number}")
+    try:
+        recipe = msgspec.convert(raw, Recipe)
+    except msgspec.ValidationError as error:
+        raise UserError(f"{where}: {_readable(str(error))}") from None
+    _check_values(recipe, where)
+    return recipe
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            return tomllib.load(file)
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}: give the path of a recipe (TOML)") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not TOML: {error}") from None
+
+
+def _set(raw: dict[str, Any], setting: str) -> None:
+    """Apply one ``a.b=c``; the value is TOML, or else text."""
+    name, equals, text = setting.partition("=")
+    if not equals or not name.strip():
+        raise UserError(f"--set {setting}: write NAME=VALUE, for example policy.quorum=2")
+    try:
+        value = tomllib.loads(f"v = {text}")["v"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    *tables, key = name.strip().split(".")
+    for table in tables:
+        raw = raw.setdefault(table, {})
+        if not isinstance(raw, dict):
+            raise UserError(f"--set {setting}: {table} is not a table")
+    raw[key] = value
+
+
+def _check_keys(raw: dict[str, Any], kind: type[msgspec.Struct], where: str) -> None:
+    for key in raw:
+        if key not in kind.__struct_fields__:
+            raise UserError(f"{where}: unknown key {key!r}{did_you_mean(key, kind.__struct_fields__)}")
+
+
+def _readable(error: str) -> str:
+    """``Expected `int`, got `str` - at `$.seed``` as ``seed: expected int, got str``."""
+    what, _, place = error.partition(" - at ")
+    name = place.strip("`").removeprefix("$.")
+    return f"{name}: {what[:1].lower()}{what[1:]}".replace("`", "") if name else what
+
+
+def _check_values(recipe: Recipe, where: str) -> None:
+    for name, least in (
+        ("num_learners", 1), ("steps", 1), ("batch_size", 1), ("threads", 1), ("evals", 0), ("pace_s", 0),
+        ("restart_s", 0), ("seed", 0), ("eval_batches", 1), ("warmup_steps", 0),
+    ):  # fmt: skip
+        if getattr(recipe, name) < least:
+            raise UserError(f"{where}: {name} = {getattr(recipe, name)}: must be at least {least}")
+    if recipe.budget_tokens is not None and recipe.budget_tokens < 1:
+        raise UserError(f"{where}: budget_tokens = {recipe.budget_tokens}: must be at least 1")
+    for number, fault in enumerate(recipe.faults, 1):
+        fault.check(f"{where}: fault {number}")
+        if fault.target not in recipe.learners():
+            known = did_you_mean(fault.target, recipe.learners())
+            raise UserError(f"{where}: fault {number}: target = {fault.target!r} is no learner{known}")

@@ -1,0 +1,350 @@
+"""`farflung run`: a syncer and its learners as local processes, watched, broken on purpose, and put back.
+
+The supervisor starts, restarts and ends processes; it takes no part in training and decides nothing about it.
+"""
+
+import asyncio
+import contextlib
+import json
+import secrets
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from farflung import tape
+from farflung.errors import UserError
+from farflung.runtime import checkpoint, processes
+from farflung.runtime.client import HubClient
+from farflung.runtime.config import RunConfig, read_config, resolve, write_config
+from farflung.runtime.faults import Faults
+from farflung.runtime.processes import Child
+from farflung.runtime.recipe import Recipe
+from farflung.runtime.security import client_context, new_token
+from farflung.runtime.serve import SYNCER
+from farflung.runtime.transport import TransportError
+
+POLL_S = 0.25
+STOP_S = 3.0  # for an orderly stop after Ctrl-C; what still runs is killed then
+START_S = 60.0  # for the syncer to listen
+UNWELCOME = 2  # exit code of an island that must not be started again
+RESTARTS = 20  # of one learner in a run; beyond that something is wrong that a restart cannot mend
+
+
+def new_run_dir(out: Path) -> None:
+    """Create a run folder. UserError when a run is there already."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{out}: already exists; choose another --out, or --resume it")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{out}: cannot be created: {error.strerror}") from None
+
+
+class Supervisor:
+    """One run on this machine.
+
+    Args:
+        config: resolved.
+        run_dir: its folder; config.json lies there.
+        resume: go on from the folder's checkpoint.
+        show: called with each status, several times a second.
+    """
+
+    def __init__(
+        self, config: RunConfig, run_dir: Path, *, resume: bool, show: Callable[[dict[str, Any]], None]
+    ) -> None:
+        self.config, self.run_dir, self.resume, self._show = config, run_dir, resume, show
+        self.token = new_token()
+        self.url = ""
+        self.kills = 0
+        self.interrupted = False
+        self.evals: list[dict[str, Any]] = []
+        self._syncer: Child | None = None
+        self._evaluator: Child | None = None
+        self._islands: dict[str, Child] = {}
+        self._starts: dict[str, int] = {}
+        self._outcome: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._evaluated = asyncio.Event()
+        self._metrics = (run_dir / tape.METRICS).open("a")
+        self._faults = Faults(
+            [] if resume else config.recipe.faults, self._islands.get, self._record_fault
+        )
+        self._first_step_s: float | None = None
+        self._wishes = 0
+        self._own_notes: list[dict[str, Any]] = []
+
+    async def run(self) -> str:
+        """Run to the end; returns finished, suspended or interrupted."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._interrupt)
+        try:
+            await self._start()
+            watchers = [asyncio.create_task(self._keep(name)) for name in self.config.recipe.learners()]
+            watchers.append(asyncio.create_task(self._watch()))
+            try:
+                outcome = await self._first_of(watchers)
+            finally:
+                for watcher in watchers:
+                    watcher.cancel()
+            if outcome == "finished":
+                await self._evaluate_model()
+            return outcome
+        finally:
+            await self._end_all()
+            self._metrics.close()
+
+    async def _first_of(self, watchers: list[asyncio.Task[None]]) -> str:
+        while not self._outcome.done():
+            done, _ = await asyncio.wait(
+                [self._outcome, *watchers], return_when=asyncio.FIRST_COMPLETED
+            )
+            for task in done - {self._outcome}:
+                watchers.remove(task)  # type: ignore[arg-type]
+                task.result()
+        return self._outcome.result()
+
+    # ---- starting ------------------------------------------------------------------------------------
+
+    async def _start(self) -> None:
+        args = [str(self.run_dir), *(["--resume"] if self.resume else [])]
+        self._syncer = await processes.start(
+            "syncer", "farflung.runtime.serve", *args, log=self._log("syncer"), token=self.token,
+            on_line=self._syncer_said,
+        )  # fmt: skip
+        exited = asyncio.create_task(self._syncer.process.wait())
+        exited.add_done_callback(self._syncer_gone)
+        try:
+            self.url = await asyncio.wait_for(self._listening, START_S)
+        except TimeoutError:
+            raise UserError(f"the syncer did not start within {START_S:.0f} s: see {self._log('syncer')}") from None
+        for name in self.config.recipe.learners():
+            await self._start_island(name)
+        skip = ["--skip-first"] if self.resume else []
+        self._evaluator = await processes.start(
+            "evaluator", "farflung.runtime.evaluator", str(self.run_dir), "--connect", self.url, *skip,
+            log=self._log("evaluator"), token=self.token, on_line=self._evaluator_said,
+        )  # fmt: skip
+
+    async def _start_island(self, name: str) -> Child:
+        segment = tape.free_segment(self.run_dir, name)
+        child = self._islands[name] = await processes.start(
+            name, "farflung.runtime.island", str(self.run_dir), "--name", name, "--connect", self.url,
+            "--tape", str(segment), "--save-dir", str(self.run_dir / tape.CHECKPOINTS),
+            log=self._log(name), token=self.token,
+        )  # fmt: skip
+        self._starts[name] = self._starts.get(name, 0) + 1
+        self._record("process", learner=name, event="started" if self._starts[name] == 1 else "restarted")
+        return child
+
+    async def _keep(self, name: str) -> None:
+        """Start a learner again whenever it dies, as long as the run wants it."""
+        while True:
+            code = await self._islands[name].process.wait()
+            self._islands[name].signal(signal.SIGKILL)  # a sidecar may have outlived its trainer
+            self._record("process", learner=name, event="exited", code=code)
+            if code in (0, UNWELCOME) or self._outcome.done() or self.interrupted:
+                if code == UNWELCOME:
+                    self._note(f"{name} cannot take part: {last_line(self._log(name))}")
+                return
+            if self._starts[name] > RESTARTS:
+                self._note(f"{name} died {RESTARTS} times: given up, see {self._log(name)}")
+                return
+            self._note(f"{name} exited with code {code}; starting it again")
+            await asyncio.sleep(self.config.recipe.restart_s)
+            await self._start_island(name)
+
+    # ---- watching ------------------------------------------------------------------------------------
+
+    async def _watch(self) -> None:
+        """Poll the syncer: show, evaluate, break things when their time has come."""
+        tls = client_context(self.config.recipe.serve.ca) if self.url.startswith("https") else None
+        async with HubClient(self.url, self.token, self.config.run, tls, backoff_s=()) as client:
+            while True:
+                with contextlib.suppress(TransportError):
+                    status = await client.call("GET", "/status")
+                    self._see(status)
+                await asyncio.sleep(POLL_S)
+
+    def _see(self, status: dict[str, Any]) -> None:
+        progress = status["tokens"] / status["budget_tokens"]
+        if status["tokens"] and self._first_step_s is None:
+            self._first_step_s = time.monotonic()
+        since_s = 0.0 if self._first_step_s is None else time.monotonic() - self._first_step_s
+        if self._first_step_s is not None and status["phase"] == "training":
+            self._faults.review(progress, since_s)
+        evals = self.config.recipe.evals
+        if evals and progress * (evals + 1) >= self._wishes + 1 and status["phase"] == "training":
+            self._wishes = int(progress * (evals + 1))
+            self._wish("now")
+        notes = sorted([*status["notes"], *self._own_notes], key=lambda n: n["t"])
+        self._show({**status, "evals": self.evals, "eval": self.evals, "notes": notes})
+
+    def _wish(self, line: str) -> None:
+        if self._evaluator is not None and self._evaluator.process.stdin is not None:
+            with contextlib.suppress(ConnectionError, RuntimeError):
+                self._evaluator.process.stdin.write(f"{line}\n".encode())
+
+    async def _evaluate_model(self) -> None:
+        """The final figure is that of the file that is left behind."""
+        summary = json.loads((self.run_dir / SYNCER).read_bytes())
+        tokens = summary.get("tokens_trained", self.config.budget_tokens)
+        self._evaluated.clear()
+        self._wish(f"{self.run_dir / tape.MODEL}\t{tokens}")
+        if self._evaluator is not None and self._evaluator.running:
+            gone = asyncio.create_task(self._evaluator.process.wait())
+            final = asyncio.create_task(self._final_eval())
+            await asyncio.wait([gone, final], return_when=asyncio.FIRST_COMPLETED)
+            final.cancel()
+            gone.cancel()
+
+    async def _final_eval(self) -> None:
+        while not self.evals or self.evals[-1]["tokens"] < self.config.budget_tokens:
+            self._evaluated.clear()
+            await self._evaluated.wait()
+
+    # ---- what children say ---------------------------------------------------------------------------
+
+    def _syncer_said(self, line: str) -> None:
+        said = json.loads(line)
+        if "url" in said and not self._listening.done():
+            self._listening.set_result(said["url"])
+        elif "error" in said and not self._listening.done():
+            self._listening.set_exception(UserError(said["error"]))
+        elif "finished" in said and not self._outcome.done():
+            self._outcome.set_result(said["finished"])
+
+    def _syncer_gone(self, task: "asyncio.Task[int]") -> None:
+        if task.cancelled():
+            return
+        error = RuntimeError(f"the syncer exited with code {task.result()}: see {self._log('syncer')}")
+        loop = asyncio.get_running_loop()
+        loop.call_later(0.5, self._fail, error)  # after its last words were read
+
+    def _fail(self, error: Exception) -> None:
+        for future in (self._listening, self._outcome):
+            if not future.done():
+                if self.interrupted:
+                    future.set_result("interrupted")
+                else:
+                    future.set_exception(error)
+                    future.exception()  # whoever still waits for it raises it
+
+    def _evaluator_said(self, line: str) -> None:
+        record = json.loads(line)
+        self.evals.append(record)
+        self._write(record)
+        self._evaluated.set()
+
+    def _record_fault(self, kind: str, **details: Any) -> None:
+        self.kills += details["fault"] == "kill"
+        self._record(kind, **details)
+        self._note(f"fault: {details['fault']} {details['target']}")
+
+    def _record(self, kind: str, **details: Any) -> None:
+        self._write({"t": self.config.clock(), "kind": kind, **details})
+
+    def _write(self, record: dict[str, Any]) -> None:
+        self._metrics.write(json.dumps(record) + "\n")
+        self._metrics.flush()
+
+    def _note(self, text: str) -> None:
+        self._own_notes = [*self._own_notes[-8:], {"t": self.config.clock(), "text": text}]
+
+    def _log(self, name: str) -> Path:
+        return self.run_dir / tape.LOGS / f"{name}.log"
+
+    # ---- ending --------------------------------------------------------------------------------------
+
+    def _interrupt(self) -> None:
+        """Ctrl-C: stop in order; a second one ends everything at once."""
+        if self.interrupted or self._syncer is None or not self.url:
+            self.interrupted = True
+            if not self._listening.done():
+                self._listening.set_exception(KeyboardInterrupt())
+            if not self._outcome.done():
+                self._outcome.set_result("interrupted")
+            return
+        self.interrupted = True
+        self._note("stopping: learners save their state")
+        self._syncer.signal(signal.SIGTERM)
+        loop = asyncio.get_running_loop()
+        loop.call_later(STOP_S, self._give_up)
+
+    def _give_up(self) -> None:
+        if not self._outcome.done():
+            self._outcome.set_result("interrupted")
+
+    async def _end_all(self) -> None:
+        """End every process that we started, and wait until it is gone."""
+        patience_s = 0.3 if self.interrupted else 3.0
+        children = [c for c in (*self._islands.values(), self._evaluator, self._syncer) if c is not None]
+        for child in children:
+            if child.process.stdin is not None:
+                child.process.stdin.close()
+        await asyncio.gather(*(child.end(patience_s) for child in children))
+
+
+def last_line(path: Path) -> str:
+    """The last line of a log: the reason, as a program gave it."""
+    try:
+        lines = path.read_text(errors="replace").strip().splitlines()
+    except OSError:
+        return "no log"
+    return lines[-1] if lines else "no reason given"
+
+
+async def run_recipe(
+    recipe: Recipe, out: Path, show: Callable[[dict[str, Any]], None]
+) -> tuple[RunConfig, Supervisor, str]:
+    """Start a new run in an empty folder and see it through."""
+    config = resolve(recipe, secrets.token_hex(4))
+    new_run_dir(out)
+    write_config(config, out)
+    supervisor = Supervisor(config, out, resume=False, show=show)
+    return config, supervisor, await supervisor.run()
+
+
+async def resume_run(
+    run_dir: Path, show: Callable[[dict[str, Any]], None]
+) -> tuple[RunConfig, Supervisor, str]:
+    """Go on with a run that was stopped in order."""
+    old = read_config(run_dir)
+    elapsed_s = checkpoint.elapsed_s(run_dir)
+    config = RunConfig(
+        run=old.run, recipe=old.recipe, policy=old.policy, budget_tokens=old.budget_tokens,
+        started_s=time.monotonic() - elapsed_s,
+    )  # fmt: skip
+    write_config(config, run_dir)
+    for name in (tape.TAPE, tape.SUMMARY, tape.REPORT, SYNCER):
+        (run_dir / name).unlink(missing_ok=True)
+    supervisor = Supervisor(config, run_dir, resume=True, show=show)
+    return config, supervisor, await supervisor.run()
+
+
+def finish(run_dir: Path, supervisor: Supervisor, outcome: str) -> dict[str, Any]:
+    """Write tape.jsonl, summary.json and report.html of a run that is over; returns the summary."""
+    from farflung.report.page import render
+    from farflung.report.summary import summarise
+
+    tape.write_merged(run_dir)
+    results: dict[str, Any] = {}
+    with contextlib.suppress(OSError, ValueError):
+        results = json.loads((run_dir / SYNCER).read_bytes())
+    extra = {
+        **results, "outcome": outcome, "kills": supervisor.kills, "wall_s": supervisor.config.clock(),
+    }  # fmt: skip
+    summary = summarise(run_dir, extra)
+    tape.write_atomically(run_dir / tape.SUMMARY, json.dumps(summary, indent=2).encode())
+    tape.write_atomically(run_dir / tape.REPORT, render(run_dir).encode())
+    return summary
+
+
+def discard(run_dir: Path) -> None:
+    """Remove a run folder that holds nothing but a configuration: the run never started."""
+    if not (run_dir / tape.TAPE_DIR).exists():
+        shutil.rmtree(run_dir, ignore_errors=True)

@@ -1,0 +1,75 @@
+"""One learner's state at an orderly stop: everything that lets it go on as if nothing had happened."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import nn
+
+from farflung.engine.held import SavedIsland
+from farflung.engine.island import Island
+from farflung.engine.trainer import Trainer
+from farflung.errors import UserError
+from farflung.protocol import mailbox as box
+from farflung.runtime.inner import ModelInner
+from farflung.tape import write_atomically
+
+
+@dataclass(frozen=True)
+class Saved:
+    run: str
+    incarnation: int
+
+
+def write(path: Path, model: nn.Module, island: Island, inner: ModelInner, trainer: Trainer) -> None:
+    """Write model, island, inner state and position to one safetensors file, atomically."""
+    assert trainer.begun is not None
+    saved = island.save()
+    tensors = {f"model.{name}": t.detach().contiguous() for name, t in _unique(model).items()}
+    tensors |= {f"island.{name}": t.contiguous() for name, t in saved.tensors.items()}
+    tensors["inner"] = torch.frombuffer(bytearray(inner.donate()), dtype=torch.uint8)
+    meta = {
+        "run": trainer.begun.run,
+        "incarnation": trainer.begun.incarnation,
+        "index": trainer.begun.index,
+        "sequence": trainer.sequence,
+        "cursor": inner.cursor,
+        "tokens": trainer.progress.tokens,
+        "budget_tokens": trainer.progress.budget_tokens,
+        "island": saved.meta,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, safetensors.torch.save(tensors, {"farflung": json.dumps(meta)}))
+
+
+def read(path: Path, model: nn.Module, island: Island, inner: ModelInner, trainer: Trainer) -> Saved:
+    """Put a learner back where `write` left it.
+
+    Raises:
+        UserError: the file is damaged or belongs to another model.
+    """
+    try:
+        with safetensors.safe_open(path, "pt") as file:
+            meta = json.loads(file.metadata()["farflung"])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        with torch.no_grad():
+            for name, live in _unique(model).items():
+                live.copy_(tensors[f"model.{name}"])
+        parts = {n.removeprefix("island."): t for n, t in tensors.items() if n.startswith("island.")}
+        island.load_saved(SavedIsland(tensors=parts, meta=meta["island"]))
+        inner.receive(tensors["inner"].numpy().tobytes())
+        inner.cursor = meta["cursor"]
+    except (OSError, KeyError, ValueError, RuntimeError, safetensors.SafetensorError) as error:
+        raise UserError(f"{path}: cannot resume from it: {error}") from None
+    trainer.begun = box.Begin(run=meta["run"], incarnation=meta["incarnation"], index=meta["index"])
+    trainer.progress.tokens, trainer.progress.budget_tokens = meta["tokens"], meta["budget_tokens"]
+    trainer.installed, trainer.sequence = True, meta["sequence"]
+    return Saved(meta["run"], meta["incarnation"])
+
+
+def _unique(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters and buffers by name, tied ones once."""
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}

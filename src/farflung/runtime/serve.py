@@ -1,0 +1,124 @@
+"""The syncer as a process: listen, serve one run to its end, leave its results in the run folder.
+
+Started by the supervisor (``python -m farflung.runtime.serve``) or by ``farflung serve``.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import hashlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from farflung import tape
+from farflung.errors import UserError
+from farflung.protocol import events as ev
+from farflung.protocol.syncer import SyncerMachine
+from farflung.runtime import checkpoint
+from farflung.runtime.config import RunConfig, read_config
+from farflung.runtime.lifeline import follow_parent
+from farflung.runtime.security import check_listen, server_context
+from farflung.runtime.server import HUB, start
+from farflung.runtime.syncer import SyncerDriver
+
+SYNCER = "syncer.json"  # in the run folder: what only the syncer knows at the end
+
+
+async def serve(
+    config: RunConfig, run_dir: Path, token: str, *, resume: bool = False, ready: Callable[[str], None]
+) -> str:
+    """Serve a run until it is finished or suspended; returns which.
+
+    Args:
+        ready: called with the address once it listens.
+
+    Raises:
+        UserError: the address cannot be had or needs TLS, or there is nothing to resume.
+    """
+    options = config.recipe.serve
+    check_listen(options.host, options.cert is not None, options.insecure)
+    tls = None
+    if options.cert is not None:
+        tls = server_context(options.cert, options.key or options.cert, options.client_ca)
+    machine = SyncerMachine(
+        config.policy, run=config.run, num_learners=config.recipe.num_learners,
+        budget_tokens=config.budget_tokens,
+    )  # fmt: skip
+    method = config.method
+    hub = checkpoint.read(run_dir, method, machine, config.clock()) if resume else None
+    driver = SyncerDriver(method, machine, config.clock, tape.free_segment(run_dir, "syncer"))
+    driver.hub = hub
+    app = driver.application(token)
+    runner, port = await start(app, options.host, options.port, tls)
+    try:
+        scheme = "https" if tls is not None else "http"
+        host = options.advertise or ("127.0.0.1" if options.host in ("0.0.0.0", "::") else options.host)
+        driver.checkpoint = lambda: _checkpoint(run_dir, driver, config)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(
+                number, lambda: driver.feed(ev.StopRequested(mode="suspend"))
+            )
+        ready(f"{scheme}://{host}:{port}")
+        reason = await driver.finished
+    finally:
+        with contextlib.suppress(Exception):
+            _write_results(run_dir, driver)
+        await runner.cleanup()
+        driver.close()
+    _write_results(run_dir, driver)
+    return reason
+
+
+def _checkpoint(run_dir: Path, driver: SyncerDriver, config: RunConfig) -> None:
+    if driver.hub is not None:
+        checkpoint.write(run_dir, driver.hub, driver.machine, config.clock())
+
+
+def _write_results(run_dir: Path, driver: SyncerDriver) -> None:
+    """The model, its digest and the bytes counted at the transport."""
+    assert driver.app is not None
+    traffic = driver.app[HUB].total
+    results: dict[str, Any] = {
+        "outcome": driver.machine.phase,
+        "bytes_up": traffic.bytes_up,
+        "bytes_down": traffic.bytes_down,
+        "bytes_control": traffic.bytes_control,
+        "rejoins": driver.machine.admission.rejoins,
+    }
+    if driver.hub is not None and driver.machine.phase != "birth":
+        digests = "".join(driver.machine.merging.digests[p, v] for p, v in enumerate(driver.hub.versions))
+        results["digest"] = hashlib.sha256(digests.encode()).hexdigest()
+        driver.save_model(run_dir / tape.MODEL)
+    tape.write_atomically(run_dir / SYNCER, json.dumps(results).encode())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="farflung.runtime.serve")
+    parser.add_argument("run_dir", type=Path)
+    parser.add_argument("--resume", action="store_true")
+    args = parser.parse_args()
+    follow_parent()
+    torch.set_num_threads(1)
+    config = read_config(args.run_dir)
+    try:
+        reason = asyncio.run(
+            serve(
+                config, args.run_dir, os.environ["FARFLUNG_TOKEN"], resume=args.resume,
+                ready=lambda url: print(json.dumps({"url": url}), flush=True),
+            )
+        )  # fmt: skip
+    except UserError as error:
+        print(json.dumps({"error": str(error)}), flush=True)
+        sys.exit(2)
+    print(json.dumps({"finished": reason}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

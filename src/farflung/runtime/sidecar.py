@@ -1,0 +1,242 @@
+"""The island's sidecar: a torch-free process that holds sockets, lease, tape and the Learner machine.
+
+Started by the trainer with ``python -m farflung.runtime.sidecar``; its configuration comes as one JSON line on
+standard input. A step that holds the GIL for a minute cannot starve the lease, and a crash here cannot touch
+training.
+"""
+
+import asyncio
+import contextlib
+import mmap
+import socket
+import ssl
+import sys
+import time
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import xxhash
+
+from farflung.protocol import actions as act
+from farflung.protocol import events as ev
+from farflung.protocol import mailbox as box
+from farflung.protocol import objects
+from farflung.protocol.learner import LearnerMachine
+from farflung.protocol.policy import Policy
+from farflung.runtime.arena import Arena
+from farflung.runtime.client import ControlLink, HubClient
+from farflung.runtime.mailbox import AsyncChannel, sidecar_channel
+from farflung.runtime.recorder import Recorder
+from farflung.runtime.security import client_context
+from farflung.runtime.timers import Timers
+from farflung.runtime.transport import Gone, Refused, TransportError
+
+RECONNECT_S = (0.1, 0.2, 0.5, 1.0, 2.0)  # pauses between dials; the last one repeats
+LAST_WORDS_S = 3.0  # for the trainer to end and the last messages to leave
+
+
+class SidecarConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What a trainer tells its sidecar. Descriptors are inherited."""
+
+    url: str
+    token: str
+    learner: str
+    policy: Policy
+    channel_fd: int
+    uplink_fd: int
+    uplink_sizes: list[int]
+    downlink_fd: int
+    downlink_sizes: list[int]
+    state_path: str
+    run: str | None = None
+    tape_path: str | None = None
+    started_s: float = 0.0  # of the run, on this machine's monotonic clock
+    ca: str | None = None
+    cert: str | None = None
+    key: str | None = None
+
+    def ssl(self) -> ssl.SSLContext | None:
+        return client_context(self.ca, self.cert, self.key) if self.url.startswith("https") else None
+
+
+class Sidecar:
+    """Performs what the Learner machine decides."""
+
+    def __init__(self, config: SidecarConfig) -> None:
+        self.config = config
+        self.exit: asyncio.Future[act.Exit] = asyncio.get_running_loop().create_future()
+        self.trainer_gone = asyncio.Event()
+        machine = LearnerMachine(config.policy, learner=config.learner, run=config.run)
+        path = Path(config.tape_path) if config.tape_path else None
+        self._clock = lambda: time.monotonic() - config.started_s
+        self._recorder = Recorder(machine, path.stem if path else config.learner, self._clock, path)
+        self._timers = Timers(self._clock, lambda n, late: self.feed(ev.TimerFired(name=n, late_s=late)))
+        self._uplink = Arena.open(config.uplink_fd, config.uplink_sizes)
+        self._downlink = Arena.open(config.downlink_fd, config.downlink_sizes)
+        self._client = HubClient(
+            config.url, config.token, config.run, config.ssl(), learner=config.learner
+        )
+        self._link: ControlLink | None = None
+        self._uploads: dict[str, asyncio.Task[None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        sock = socket.socket(fileno=config.channel_fd)
+        self._channel = AsyncChannel(
+            sidecar_channel(sock), lambda report: self.feed(ev.Reported(report=report)), self._on_trainer_gone
+        )
+
+    async def run(self) -> None:
+        """Serve until the machine exits; then let the last words out."""
+        self._spawn(self._connection())
+        exit = await self.exit
+        if exit.ok or not self.trainer_gone.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.trainer_gone.wait(), LAST_WORDS_S)
+        self._timers.cancel_all()
+        if self._link is not None:
+            await self._link.close(exit.reason)
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._channel.close()
+        await self._client.close()
+        self._recorder.close()
+
+    # ---- machine -------------------------------------------------------------------------------------
+
+    def feed(self, event: ev.LearnerEvent) -> None:
+        for action in self._recorder.handle(event):
+            self._perform(action)
+
+    def _perform(self, action: act.LearnerAction) -> None:
+        match action:
+            case act.Say():
+                if self._link is not None:
+                    self._link.send(action.message)
+            case act.Post():
+                self._channel.send(action.command)
+            case act.SetTimer():
+                self._timers.set(action.name, action.at_s)
+            case act.Fetch():
+                self._spawn(self._fetch(action))
+            case act.FetchState():
+                self._spawn(self._fetch_state(action))
+            case act.Upload():
+                self._uploads[action.object] = self._spawn(self._upload(action))
+            case act.CancelUpload():
+                if (task := self._uploads.pop(action.object, None)) is not None:
+                    task.cancel()
+            case act.Connect():
+                self._spawn(self._connection())
+            case act.Exit():
+                if not self.exit.done():
+                    self.exit.set_result(action)
+            case act.Note():
+                pass
+
+    def _on_trainer_gone(self, reason: str) -> None:
+        self.trainer_gone.set()
+        self.feed(ev.TrainerGone(reason=reason))
+
+    def _spawn(self, work: Awaitable[None]) -> asyncio.Task[None]:
+        task: asyncio.Task[None] = asyncio.ensure_future(work)  # type: ignore[assignment]
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None and not self.exit.done():
+            self.exit.set_exception(task.exception())
+
+    # ---- control -------------------------------------------------------------------------------------
+
+    async def _connection(self) -> None:
+        """Dial until somebody answers, then pass messages on until the link ends."""
+        for attempt in range(1_000_000_000):
+            try:
+                self._link = await self._client.connect()
+                break
+            except Refused as error:
+                self._channel.send(box.End(reason=f"refused ({error.reason}): {error.detail}"))
+                if not self.exit.done():
+                    self.exit.set_result(act.Exit(reason=str(error), ok=False))
+                return
+            except TransportError:
+                await asyncio.sleep(RECONNECT_S[min(attempt, len(RECONNECT_S) - 1)])
+        assert self._link is not None
+        link = self._link
+        self.feed(ev.LinkUp())
+        async for message in link:
+            self.feed(ev.Received(message=message))
+        self._link = None
+        await link.close()
+        if not self.exit.done():
+            self.feed(ev.LinkDown(reason=link.reason))
+
+    # ---- bulk ----------------------------------------------------------------------------------------
+
+    async def _fetch(self, action: act.Fetch) -> None:
+        p, version = action.fragment, action.version
+        try:
+            await self._client.get_object(objects.fragment(p, version), self._downlink.slot(p))
+        except (Gone, Refused) as error:
+            self.feed(ev.FetchFailed(fragment=p, version=version, reason=str(error), gone=True))
+        except TransportError as error:
+            self.feed(ev.FetchFailed(fragment=p, version=version, reason=str(error)))
+        else:
+            self.feed(ev.Fetched(fragment=p, version=version))
+
+    async def _fetch_state(self, action: act.FetchState) -> None:
+        buffer = bytearray(action.num_bytes)
+        try:
+            await self._client.get_object(objects.state(action.transfer), memoryview(buffer))
+        except TransportError as error:
+            self.feed(ev.StateFetchFailed(transfer=action.transfer, reason=str(error)))
+            return
+        if xxhash.xxh3_128_hexdigest(buffer) != action.digest:
+            self.feed(ev.StateFetchFailed(transfer=action.transfer, reason="wrong digest"))
+            return
+        await asyncio.to_thread(Path(self.config.state_path).write_bytes, buffer)
+        self.feed(ev.StateFetched(transfer=action.transfer))
+
+    async def _upload(self, action: act.Upload) -> None:
+        """Send a slot; a broken transfer is resumed until it works or is no longer wanted."""
+        began_s = time.monotonic()
+        while True:
+            try:
+                with self._source(action) as view:
+                    await self._client.put_object(action.object, view)
+            except (Refused, Gone) as error:
+                self._uploads.pop(action.object, None)
+                self.feed(ev.UploadFailed(object=action.object, reason=str(error)))
+                return
+            except TransportError:
+                await asyncio.sleep(RECONNECT_S[-1])
+            else:
+                break
+        self._uploads.pop(action.object, None)
+        self.feed(ev.Uploaded(object=action.object, transfer_s=time.monotonic() - began_s))
+
+    @contextlib.contextmanager
+    def _source(self, action: act.Upload) -> Any:
+        if action.fragment is None:
+            with open(self.config.state_path, "rb") as file:
+                yield memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        else:
+            arena = self._downlink if action.seed else self._uplink
+            yield arena.slot(action.fragment)[: action.num_bytes]
+
+
+async def _main(config: SidecarConfig) -> None:
+    await Sidecar(config).run()
+
+
+def main() -> None:
+    config = msgspec.json.decode(sys.stdin.buffer.readline(), type=SidecarConfig)
+    asyncio.run(_main(config))
+
+
+if __name__ == "__main__":
+    main()

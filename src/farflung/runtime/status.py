@@ -1,0 +1,99 @@
+"""What GET /status says: the live view's and the supervisor's only source."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from farflung.protocol.membership import Member
+from farflung.protocol.syncer import SyncerMachine
+from farflung.runtime.transport import Traffic
+
+RECENT = 8  # merges shown
+SHOWN = ("joined", "lost", "left", "lease_lapsed", "lease_renewed", "rejoin_proved", "rejoined", "refused",
+         "alarm", "ending", "donor_failed", "disconnected", "born")  # fmt: skip
+
+
+def status(machine: SyncerMachine, now: float, recent: Iterable[dict[str, Any]], traffic: Traffic) -> dict[str, Any]:
+    """One JSON-able snapshot of a run, read from its machine."""
+    notes = list(recent)
+    members = machine.membership.sorted()
+    training = [m for m in members if m.state == "training" and m.live(now)]
+    merges = [n for n in notes if n["kind"] == "merged"]
+    waits = [n for n in notes[-50:] if n["kind"] == "waiting" and now - n["t"] < machine.policy.lease_s]
+    return {
+        "run": machine.run,
+        "phase": machine.phase,
+        "method": machine.policy.method,
+        "t_s": now,
+        "tokens": machine.ledger.tokens_trained,
+        "budget_tokens": machine.budget_tokens,
+        "tokens_per_s": sum(_rate(m) for m in training),
+        "live": len(training),
+        "num_learners": machine.num_learners,
+        "bytes_up": traffic.bytes_up,
+        "bytes_down": traffic.bytes_down,
+        "bytes_control": traffic.bytes_control,
+        "learners": [_learner(m, now) for m in members],
+        "merges": [_merge(n) for n in merges[-RECENT:]],
+        "num_merges": machine.merging.rounds.closed,
+        "waiting": [w["reason"] for w in waits[-2:]],
+        "notes": [{"t": n["t"], "text": text(n)} for n in notes if n["kind"] in SHOWN][-12:],
+        "refused": dict(machine.refused),
+        "rejoins": machine.admission.rejoins,
+        "ledger": machine.ledger.summary()["token_fragments"],
+    }
+
+
+def _rate(member: Member) -> float:
+    if not member.step_s.value or not member.steps_done:
+        return 0.0
+    return member.tokens / member.steps_done / member.step_s.value
+
+
+def _learner(member: Member, now: float) -> dict[str, Any]:
+    silent = member.state == "training" and not member.live(now)
+    return {
+        "name": member.name,
+        "state": "silent" if silent else member.state,
+        "incarnation": member.incarnation,
+        "step": member.step,
+        "loss": member.loss,
+        "tokens": member.tokens,
+        "tokens_per_s": 0.0 if silent else _rate(member),
+        "seen_s_ago": None if member.last_boundary_s is None else now - member.last_boundary_s,
+    }
+
+
+def _merge(note: dict[str, Any]) -> dict[str, Any]:
+    return {k: note[k] for k in ("t", "fragment", "version", "breadth", "live", "grace_s", "quorum_s")}
+
+
+def text(note: dict[str, Any]) -> str:
+    """A note as one line for a person."""
+    who = note.get("learner", "")
+    match note["kind"]:
+        case "born":
+            return f"{who} gave the run its first parameters"
+        case "joined":
+            return f"{who} joined ({note['role']}, incarnation {note['incarnation']})"
+        case "lost" | "left":
+            return f"{who} {note['kind']}: {note['reason']}"
+        case "lease_lapsed":
+            return f"{who} is silent: nobody waits for it"
+        case "lease_renewed":
+            return f"{who} is heard again"
+        case "rejoin_proved":
+            checks = ("params_equal", "inner_equal", "lr_equal", "cursor_equal")
+            verdict = "digests agree" if all(note[c] for c in checks) else "DIGESTS DIFFER"
+            return f"{who} installed {note['role']}, inner state {note['state']}: {verdict}"
+        case "rejoined":
+            return f"{who}: first work merged after its rejoin"
+        case "refused":
+            return f"refused {who}: {note['reason']} ({note['detail']})"
+        case "donor_failed":
+            return f"donor {note['donor']} failed {who}: {note['reason']}"
+        case "disconnected":
+            return f"{who} disconnected: {note['reason']}"
+        case "ending":
+            return f"ending: {note['reason']}"
+        case _:
+            return f"{note['kind']}: {note.get('detail', note.get('what', ''))}"

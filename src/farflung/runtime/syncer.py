@@ -1,0 +1,297 @@
+"""The syncer process: sockets, threads and disk around a SyncerMachine. Performs, and decides nothing."""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import safetensors.torch
+from aiohttp import web
+
+from farflung import tape
+from farflung.core.fragments import FragmentPlan
+from farflung.engine.hub import HubState, Merged
+from farflung.methods import Method
+from farflung.protocol import actions as act
+from farflung.protocol import events as ev
+from farflung.protocol import messages as msg
+from farflung.protocol import objects
+from farflung.protocol.syncer import SyncerMachine
+from farflung.runtime.recorder import Recorder
+from farflung.runtime.recipe import LEARNER_NAME
+from farflung.runtime.server import HUB, LearnerLink, make_app
+from farflung.runtime.status import status
+from farflung.runtime.timers import Timers
+from farflung.runtime.transport import Refused
+
+MAX_STATE_BYTES = 1 << 40
+NOTES_KEPT = 1000  # for /status; all of them are on the tape
+
+
+class SyncerDriver:
+    """One run's hub (a `server.Backend`).
+
+    Args:
+        method: the run's method.
+        machine: fresh, or restored from a checkpoint.
+        clock: seconds since the run's start.
+        tape_path: segment to write, or None.
+    """
+
+    def __init__(
+        self, method: Method, machine: SyncerMachine, clock: Callable[[], float], tape_path: Path | None
+    ) -> None:
+        self.method, self.machine, self.clock = method, machine, clock
+        self.hub: HubState | None = None
+        self.finished: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.checkpoint: Callable[[], None] = lambda: None  # what WriteCheckpoint does, in a thread
+        self.notes: deque[dict[str, Any]] = deque(maxlen=NOTES_KEPT)
+        self._recorder = Recorder(machine, "syncer", clock, tape_path)
+        self._timers = Timers(clock, lambda name, late_s: self.feed(ev.TimerFired(name=name, late_s=late_s)))
+        self._links: dict[int, LearnerLink] = {}
+        self._arriving: dict[str, memoryview] = {}
+        self._objects: dict[str, memoryview] = {}
+        self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tensors")
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.app: web.Application | None = None
+
+    def application(self, token: str) -> web.Application:
+        """The aiohttp application: transport and this driver's own routes."""
+        routes = [
+            web.get("/status", self._status),
+            web.get("/model", self._model),
+            web.post("/stop", self._stop),
+        ]
+        self.app = make_app(self, token, self.machine.run, routes)
+        return self.app
+
+    def close(self) -> None:
+        self._timers.cancel_all()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._recorder.close()
+
+    # ---- machine -------------------------------------------------------------------------------------
+
+    def feed(self, event: ev.SyncerEvent) -> None:
+        for action in self._recorder.handle(event):
+            self._perform(action)
+
+    def _perform(self, action: act.SyncerAction) -> None:
+        match action:
+            case act.Send():
+                if (link := self._links.get(action.connection)) is not None:
+                    link.send(action.message)
+            case act.HangUp():
+                if (link := self._links.get(action.connection)) is not None:
+                    link.end("dismissed by the syncer")
+            case act.SetTimer():
+                self._timers.set(action.name, action.at_s)
+            case act.Note():
+                self.notes.append({"t": self.clock(), "kind": action.kind, **action.data})
+            case act.Merge():
+                assert self.hub is not None
+                self._spawn(self._merge(action, self.hub.begin(action)))
+            case act.CommitSeed():
+                for name in action.objects:
+                    self._forget(name)
+            case act.Discard():
+                self._forget(action.object)
+                if self.hub is not None:
+                    self.hub.discard(action.object)
+            case act.Retire():
+                if self.hub is not None:
+                    self.hub.retire(action.fragment, action.version)
+            case act.DiscardState():
+                self._forget(objects.state(action.transfer))
+            case act.WriteCheckpoint():
+                self._spawn(self._checkpoint())
+            case act.Finished():
+                if not self.finished.done():
+                    self.finished.set_result(action.reason)
+
+    def _spawn(self, work: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._spawned)
+
+    def _spawned(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None and not self.finished.done():
+            self.finished.set_exception(task.exception())
+
+    async def _in_thread(self, work: Callable[..., Any], *args: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work, *args)
+
+    async def _merge(self, action: act.Merge, work: Callable[[], Merged]) -> None:
+        began_s = time.perf_counter()
+        merged = await self._in_thread(work)
+        self.feed(
+            ev.MergeDone(
+                fragment=action.fragment, version=merged.version, finite=merged.finite,
+                norm=merged.norm, digest=merged.digest, merge_s=time.perf_counter() - began_s,
+            )
+        )  # fmt: skip
+
+    async def _checkpoint(self) -> None:
+        await self._in_thread(self.checkpoint)
+        self.feed(ev.CheckpointWritten())
+
+    # ---- transport -----------------------------------------------------------------------------------
+
+    async def connected(self, connection: int, link: LearnerLink) -> None:
+        self._links[connection] = link
+        self.feed(ev.Connected(connection=connection))
+
+    async def disconnected(self, connection: int, reason: str) -> None:
+        del self._links[connection]
+        self.feed(ev.Disconnected(connection=connection, reason=reason))
+
+    def refused(self, reason: str, detail: str) -> None:
+        self.feed(ev.Refusal(reason=reason, detail=detail))
+
+    async def message(self, connection: int, message: msg.LearnerMessage) -> None:
+        """One message of a learner; the tensors it speaks of are examined first."""
+        event = ev.MessageArrived(connection=connection, message=message)
+        if isinstance(message, msg.Join):
+            problem = self._layout_problem(message)
+            if problem is not None:
+                self.feed(ev.Refusal(reason="layout", detail=f"{message.learner}: {problem}"))
+                self._links[connection].send(msg.Refused(reason="layout", detail=problem))
+                self._links[connection].end("refused")
+                return
+        elif isinstance(message, msg.Contribute):
+            event = await self._inspect(event, message)
+        elif isinstance(message, msg.Seeded):
+            event = await self._inspect_seed(event)
+        self.feed(event)
+
+    def _layout_problem(self, join: msg.Join) -> str | None:
+        """Check the model that a member describes; the first one shapes the hub."""
+        if not LEARNER_NAME.fullmatch(join.learner):
+            return f"learner name {join.learner!r}: use letters, digits, '_' and '-', at most 64"
+        if self.hub is not None or self.machine.admission.fingerprint is not None:
+            return None
+        try:
+            plan = FragmentPlan.from_json(join.layout)
+        except ValueError as error:
+            return str(error)
+        if plan.num_fragments != self.method.policy.num_fragments:
+            return f"{plan.num_fragments} fragments, the run has {self.method.policy.num_fragments}"
+        if plan.fingerprint() != join.fingerprint:
+            return "the fingerprint is not that of the fragment plan"
+        self.hub = HubState(plan, self.method)
+        return None
+
+    async def _inspect(self, event: ev.MessageArrived, message: msg.Contribute) -> ev.MessageArrived:
+        """Decode a contribution and see whether it is finite."""
+        member = self.machine.membership.of(event.connection)
+        if member is None or self.hub is None or not 0 <= message.fragment < self.method.policy.num_fragments:
+            return event
+        name = objects.contribution(member.name, member.incarnation, message.fragment, message.round)
+        payload = self._objects.get(name)
+        if payload is None:
+            return msgspec.structs.replace(event, problem="missing: the object never arrived whole")
+        try:
+            received = await self._in_thread(self.hub.receive, name, message.fragment, payload)
+        except ValueError as error:
+            return msgspec.structs.replace(event, problem=f"malformed: {error}")
+        self._forget(name)
+        return msgspec.structs.replace(event, finite=received.finite, norm=received.norm)
+
+    async def _inspect_seed(self, event: ev.MessageArrived) -> ev.MessageArrived:
+        member = self.machine.membership.of(event.connection)
+        if member is None or self.hub is None or self.machine.admission.seeder != member.name:
+            return event
+        names = [
+            objects.seed(member.name, member.incarnation, p) for p in range(self.method.policy.num_fragments)
+        ]
+        if any(name not in self._objects for name in names):
+            return msgspec.structs.replace(event, problem="missing: a fragment of the seed never arrived whole")
+        found = [
+            await self._in_thread(self.hub.seed, p, self._objects[name]) for p, name in enumerate(names)
+        ]
+        digests = [self.hub.digest(p, 0) for p in range(len(names))]
+        return msgspec.structs.replace(event, finite=all(f.finite for f in found), digests=digests)
+
+    # ---- objects -------------------------------------------------------------------------------------
+
+    def buffer_for(self, name: str, total_bytes: int) -> memoryview | None:
+        """Room for an object that this run expects; anything else is turned away."""
+        expected = self._expected_bytes(name)
+        if expected is None:
+            return None
+        if expected != total_bytes and not name.startswith("state."):
+            raise Refused("size", f"{name}: {total_bytes} bytes, {expected} expected")
+        self._arriving[name] = memoryview(bytearray(total_bytes))
+        return self._arriving[name]
+
+    def _expected_bytes(self, name: str) -> int | None:
+        kind, _, rest = name.partition(".")
+        if kind == "state":
+            return MAX_STATE_BYTES if rest in self.machine.admission.transfers else None
+        fields = rest.split(".")
+        if self.hub is None or len(fields) not in (3, 4) or not all(f.isdecimal() for f in fields[1:]):
+            return None
+        member = self.machine.membership.members.get(fields[0])
+        p = int(fields[2])
+        if member is None or member.incarnation != int(fields[1]) or p >= self.method.policy.num_fragments:
+            return None
+        if kind == "contribution" and len(fields) == 4 and member.state == "training":
+            return self.hub.payload_size(p)
+        if kind == "seed" and len(fields) == 3 and member.state == "seeding":
+            return self.hub.value_size(p)
+        return None
+
+    def complete(self, name: str) -> None:
+        self._objects[name] = self._arriving.pop(name)
+
+    def _forget(self, name: str) -> None:
+        if self.app is not None:
+            self.app[HUB].inbox.forget(name)
+        self._arriving.pop(name, None)
+        self._objects.pop(name, None)
+
+    def source(self, name: str) -> memoryview:
+        kind, _, rest = name.partition(".")
+        if kind == "fragment" and self.hub is not None:
+            p, _, version = rest.partition(".")
+            if p.isdecimal() and version.isdecimal() and int(p) < self.method.policy.num_fragments:
+                return self.hub.value_bytes(int(p), int(version))
+        if kind == "state":
+            return self._objects[name].toreadonly()
+        raise KeyError(name)
+
+    # ---- routes --------------------------------------------------------------------------------------
+
+    async def _status(self, request: web.Request) -> web.Response:
+        traffic = request.app[HUB].total
+        body = status(self.machine, self.clock(), self.notes, traffic)
+        return web.json_response(body, dumps=lambda value: msgspec.json.encode(value).decode())
+
+    async def _model(self, request: web.Request) -> web.Response:
+        """The newest global parameters as safetensors, one consistent vector of versions."""
+        if self.hub is None or self.machine.phase == "birth":
+            raise Refused("birth", "there are no parameters yet")
+        versions, tokens = list(self.hub.versions), self.machine.ledger.tokens_trained
+        tensors = self.hub.model_tensors()
+        data = await self._in_thread(safetensors.torch.save, tensors)
+        headers = {"X-Farflung-Versions": ",".join(map(str, versions)), "X-Farflung-Tokens": str(tokens)}
+        return web.Response(body=data, content_type="application/octet-stream", headers=headers)
+
+    async def _stop(self, request: web.Request) -> web.Response:
+        mode = request.query.get("mode", "suspend")
+        if mode not in ("suspend", "finish"):
+            raise ValueError(f"mode = {mode!r}: suspend or finish")
+        self.feed(ev.StopRequested(mode=mode))
+        return web.json_response({"phase": self.machine.phase})
+
+    # ---- results -------------------------------------------------------------------------------------
+
+    def save_model(self, path: Path) -> None:
+        """Write the newest parameters where plain PyTorch can load them."""
+        assert self.hub is not None
+        tape.write_atomically(path, safetensors.torch.save(self.hub.model_tensors()))

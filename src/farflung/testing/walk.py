@@ -1,0 +1,143 @@
+"""Random walks: worlds of any method with random faults, and what must hold of every one of them."""
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+from farflung.methods import Method, decoupled, diloco, streaming
+from farflung.tape import Record
+from farflung.testing.island import PretendIsland
+from farflung.testing.world import World
+
+NUM_ISLANDS = 3
+LONGEST_S = 400.0  # no walk below needs as much
+
+
+def random_method(draw: random.Random) -> Method:
+    """Any method of the hub family, any adoption, quorum and schedule that its policy allows."""
+    P, H = draw.choice([(1, 4), (2, 4), (4, 8), (3, 10)])
+    times: dict[str, Any] = {"sync_every_steps": H, "lease_s": draw.choice([0.5, 1.0, 3.0])}
+    parts = {"num_fragments": P, "overlap_steps": draw.randrange(min(3, H))}
+    kind = draw.choice(["overwrite", "rebase", "mix", "diloco", "streaming"])
+    if kind == "diloco":
+        return diloco(quorum=draw.choice(["all", 2, 3]), **times)
+    if kind == "streaming":
+        return streaming(**parts, **times)
+    own = {"mix_alpha": 0.5} if kind == "mix" else {}
+    quorum, anchor = draw.choice([1, 1, 2, "all"]), draw.choice(["present", "base"])
+    return decoupled(adoption=kind, quorum=quorum, anchor=anchor, **parts, **times, **own)
+
+
+def random_world(seed: int) -> World:
+    """Three islands, up to seven faults: kills with a restart, freezes, cut links."""
+    draw = random.Random(seed)
+    world = World(
+        random_method(draw),
+        [draw.uniform(0.05, 0.2) for _ in range(NUM_ISLANDS)],
+        draw.choice([600, 1500, 3000]),
+        seed=seed,
+        latency_s=draw.choice([0.001, 0.01, 0.05]),
+        transfer_s=draw.choice([0.001, 0.02, 0.2]),
+    )
+    moment_s = 0.0
+    for _ in range(draw.randrange(8)):
+        moment_s += draw.uniform(0.2, 4)
+        plan_fault(world, moment_s, draw.choice(world.islands), draw)
+    return world
+
+
+def plan_fault(world: World, moment_s: float, island: PretendIsland, draw: random.Random) -> None:
+    """One fault of a random kind at this moment."""
+    kind = draw.choice(["kill", "freeze", "cut"])
+    if kind == "kill":
+        world.at(moment_s, island.kill)
+        world.at(moment_s + draw.uniform(0.1, 3), lambda: None if island.alive else island.start())
+    elif kind == "freeze":
+        for_s = draw.uniform(0.1, 5)
+        world.at(moment_s, lambda: island.freeze(for_s))
+    else:
+        world.at(moment_s, island.cut)
+
+
+def walk(seed: int) -> World:
+    """Run a random world to its end and check it.
+
+    Raises:
+        AssertionError: something that must hold does not; the message has the seed, the method and the story.
+    """
+    world = random_world(seed)
+    try:
+        world.run(until_s=LONGEST_S)
+        assert world.finished == "finished", f"still {world.syncer.phase} after {LONGEST_S} s"
+        check(world)
+    except AssertionError as error:
+        raise AssertionError(f"seed {seed}: {error}\n{world.method.policy}{world.story()}") from error
+    return world
+
+
+def check(world: World) -> None:
+    """Everything that must hold of a finished world.
+
+    Raises:
+        AssertionError: with one line.
+    """
+    ledger = world.syncer.ledger
+    ledger.validate()
+    assert ledger.in_flight == 0, f"in flight after the end: {ledger.summary()}"
+    assert not world.tape.notes("alarm"), f"alarms: {world.tape.notes('alarm')}"
+    for proof in world.tape.notes("rejoin_proved"):
+        assert all(equal for name, equal in proof.items() if name.endswith("_equal")), f"not equal: {proof}"
+    merged = sum(note["tokens"] for note in world.tape.notes("merged"))
+    assert ledger.merged == merged, f"the ledger merged {ledger.merged}, the rounds {merged}"
+    check_merges(world.tape.of("syncer"), world.syncer.policy.quorum)
+    for node in world.tape.nodes():
+        if node != "syncer":
+            check_growth(world.tape.of(node))
+
+
+def check_merges(records: list[Record], quorum: int | str) -> None:
+    """Rounds of a fragment do not overlap, versions follow each other, nothing is merged twice or below K."""
+    versions: dict[int, int] = {}
+    used: set[str] = set()
+    final: dict[tuple[int, int], bool] = {}
+    opened: set[int] = set()
+    merging: set[int] = set()
+    for record in records:
+        data = record.data
+        if record.type == "Merge":
+            p, parts = data["fragment"], {part["object"] for part in data["parts"]}
+            assert data["version"] == versions.get(p, 0) + 1, f"version {data['version']} of fragment {p}"
+            assert not parts & used, f"merged twice: {parts & used}"
+            used |= parts
+            versions[p], final[p, data["version"]] = data["version"], data["final"]
+            merging.add(p)
+        elif record.type == "MergeDone":
+            opened.remove(data["fragment"])
+            merging.remove(data["fragment"])
+        elif record.type == "Note":
+            note = data["data"]
+            if data["kind"] == "round_open":
+                assert note["fragment"] not in opened, f"two rounds of fragment {note['fragment']} at once"
+                opened.add(note["fragment"])
+            elif data["kind"] == "ending":
+                opened &= merging  # the others are cancelled
+            elif data["kind"] == "merged" and not final[note["fragment"], note["version"]]:
+                least = 1 if isinstance(quorum, str) else quorum
+                assert note["breadth"] >= least, f"below quorum: {note}"
+
+
+def check_growth(records: list[Record]) -> None:
+    """What one process of a learner holds only grows, until it installs anew."""
+    held: dict[int, int] = {}
+    for kind, fragment, version in _holdings(records):
+        assert kind == "install" or version > held[fragment], f"fragment {fragment} went back to {version}"
+        held[fragment] = version
+
+
+def _holdings(records: list[Record]) -> Iterator[tuple[str, int, int]]:
+    for record in records:
+        report = record.data.get("report", {})
+        if report.get("type") == "Loaded":
+            yield from (("install", p, version) for p, version in enumerate(report["versions"]))
+        elif report.get("type") == "BoundaryPassed":
+            yield from (("adopt", p, version) for p, version in report["adopted"])
