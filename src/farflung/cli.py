@@ -22,13 +22,18 @@ app = typer.Typer(
 )
 
 RecipeArgument = Annotated[
-    Path | None, typer.Argument(help="A recipe (TOML). Without one every default applies.", show_default=False)
+    Path | None,
+    typer.Argument(help="A recipe (TOML). Without one every default applies.", show_default=False),
 ]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="NAME=VALUE", help="Change one key of the recipe, for example policy.quorum=2."),
+    typer.Option(
+        "--set", metavar="NAME=VALUE", help="Change one key of the recipe, for example policy.quorum=2."
+    ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output, nothing else.")]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object on standard output, nothing else.")
+]
 
 
 @app.callback(invoke_without_command=True)
@@ -73,7 +78,7 @@ def run(
         except KeyboardInterrupt:
             runs.discard(run_dir)
             raise typer.Exit(130) from None
-    summary = runs.finish(run_dir, supervisor, outcome)
+    summary = _close(run_dir, runs.results(run_dir, supervisor, outcome))
     if as_json:
         print(json.dumps(summary))
     else:
@@ -83,6 +88,19 @@ def run(
             Console().print(f"go on with: farflung run --resume {run_dir}", soft_wrap=True)
     if outcome == "interrupted":
         raise typer.Exit(130)
+
+
+def _close(run_dir: Path, results: dict[str, Any]) -> dict[str, Any]:
+    """Write tape.jsonl, summary.json and report.html of a run that is over; return the summary."""
+    from farflung import tape
+    from farflung.report.page import render
+    from farflung.report.summary import summarise
+
+    tape.write_merged(run_dir)
+    summary = summarise(run_dir, results)
+    tape.write_atomically(run_dir / tape.SUMMARY, json.dumps(summary, indent=2).encode())
+    tape.write_atomically(run_dir / tape.REPORT, render(run_dir).encode())
+    return summary
 
 
 def _default_out(recipe: Path | None) -> Path:
@@ -124,7 +142,9 @@ def serve(
     def ready(url: str) -> None:
         source = f" {recipe}" if recipe is not None else ""
         print(f"serving run {config.run}; start each learner with\n", flush=True)
-        print(f"  FARFLUNG_TOKEN={token} farflung join{source} --connect {url} --name learner-0\n", flush=True)
+        print(
+            f"  FARFLUNG_TOKEN={token} farflung join{source} --connect {url} --name learner-0\n", flush=True
+        )
 
     outcome = asyncio.run(serve_run(config, run_dir, token, ready=ready))
     print(f"{outcome}: {run_dir / 'model.safetensors'}")
@@ -135,7 +155,8 @@ def join(
     connect: Annotated[str, typer.Option(help="The syncer's address, as `serve` printed it.")],
     recipe: RecipeArgument = None,
     name: Annotated[
-        str | None, typer.Option(help="Unique in the run; the same after a restart. Default: host and process.")
+        str | None,
+        typer.Option(help="Unique in the run; the same after a restart. Default: host and process."),
     ] = None,
     settings: SetOption = None,
     ca: Annotated[Path | None, typer.Option(help="Trust this TLS authority.")] = None,
@@ -150,7 +171,9 @@ def join(
 
     sys.path.insert(0, os.getcwd())
     config = resolve(load_recipe(recipe, settings or []), "")
-    tls: dict[str, Any] = {k: str(v) for k, v in {"ca": ca, "cert": cert, "key": key}.items() if v is not None}
+    tls: dict[str, Any] = {
+        k: str(v) for k, v in {"ca": ca, "cert": cert, "key": key}.items() if v is not None
+    }
     try:
         reason = train(config, connect=connect, name=name, **tls)
     except RunEnded as error:
@@ -161,7 +184,9 @@ def join(
 @app.command()
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders; several are shown side by side.")],
-    out: Annotated[Path | None, typer.Option(help="File to write. Default: report.html in the first folder.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="File to write. Default: report.html in the first folder.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Write report.html from run folders, finished or not; it opens without a server."""

@@ -34,7 +34,9 @@ class Desk:
         for name in names:
             self.join(name)
         if names:
-            self.say(names[0], msg.Seeded(), finite=True, digests=self.digests([0] * self.policy.num_fragments))
+            self.say(
+                names[0], msg.Seeded(), finite=True, digests=self.digests([0] * self.policy.num_fragments)
+            )
             for name in names:
                 self.install(name)
 
@@ -80,13 +82,17 @@ class Desk:
         plain = {"sequence": number, "step": number, "tokens": tokens, "step_s": 0.5, "cursor": number}
         return self.say(name, msg.Boundary(**{**plain, **changes}))
 
-    def send(self, name: str, round: int, fragment: int = 0, base: int = 0, **found: Any) -> list[act.SyncerAction]:
+    def send(
+        self, name: str, round: int, fragment: int = 0, base: int = 0, **found: Any
+    ) -> list[act.SyncerAction]:
         """A contribution of one step arrives."""
         numbers = {"fragment": fragment, "round": round, "base_version": base}
         message = msg.Contribute(**numbers, steps=1, tokens=10, num_bytes=4, sync_s=0.1)
         return self.say(name, message, **{"finite": True, "norm": 1.0, **found})
 
-    def contribute(self, name: str, round: int, fragment: int = 0, base: int = 0, **found: Any) -> list[act.SyncerAction]:
+    def contribute(
+        self, name: str, round: int, fragment: int = 0, base: int = 0, **found: Any
+    ) -> list[act.SyncerAction]:
         """Train a step, snapshot, and send it."""
         self.boundary(name, snapshots=[(fragment, round)])
         return self.send(name, round, fragment, base, **found)

@@ -9,7 +9,7 @@ from torch import Tensor
 from farflung.core.fragments import Fragment
 from farflung.methods.base import State
 
-_SCALARS = ("round", "steps", "tokens", "merged", "in_x")
+_SCALARS = ("round", "base_version", "steps", "tokens", "merged", "in_x")
 
 
 @dataclass(kw_only=True)

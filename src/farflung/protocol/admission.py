@@ -40,6 +40,7 @@ class Admission:
         problem = self._problem(join)
         if problem is not None:
             reason, detail = problem
+            self._mourn(join, reason)
             self.hub.refuse(join.learner, reason, detail)
             self.hub.emit(act.Send(connection=connection, message=msg.Refused(reason=reason, detail=detail)))
             self.hub.emit(act.HangUp(connection=connection))
@@ -74,6 +75,12 @@ class Admission:
         if join.incarnation is not None and member is not None and member.state == "gone":
             return "fenced", f"incarnation {join.incarnation} was given up"
         return None
+
+    def _mourn(self, join: msg.Join, reason: str) -> None:
+        """A new process that comes too late still proves that the old one is gone."""
+        known = self.hub.membership.members.get(join.learner)
+        if reason == "closing" and join.incarnation is None and known is not None:
+            self.hub.lose(known, "replaced by a process that came too late")
 
     def _returns(self, join: msg.Join) -> bool:
         """Whether this is a member that lost its connection while the run is ending."""
@@ -209,7 +216,7 @@ class Admission:
         offer = msg.StateOffer(
             transfer=ready.transfer, donor=member.name, num_bytes=ready.num_bytes, digest=ready.digest
         )
-        self._install(joiner, "rejoin", offer, ready.lr)
+        self._install(joiner, "late", offer, ready.lr)
 
     def state_failed(self, member: Member, event: ev.MessageArrived) -> None:
         failed = event.message

@@ -199,7 +199,9 @@ class Merging:
             fates = self.fates.get((member.name, member.incarnation, p))
             if fates:
                 number = max(fates)
-                self.hub.send(member, msg.FateOf(fragment=p, round=number, fate=fates[number], reason="repeat"))
+                self.hub.send(
+                    member, msg.FateOf(fragment=p, round=number, fate=fates[number], reason="repeat")
+                )
 
     # ---- closing -------------------------------------------------------------------------------------
 

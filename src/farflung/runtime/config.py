@@ -3,12 +3,12 @@
 import json
 import platform
 import time
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-import farflung
 from farflung.errors import UserError
 from farflung.methods import Method, from_policy, make_method
 from farflung.protocol.policy import Policy
@@ -90,7 +90,7 @@ def write_config(config: RunConfig, run_dir: Path) -> None:
         "run": config.run,
         "started_s": config.started_s,
         "versions": {
-            "farflung": farflung.__version__,
+            "farflung": version("farflung"),
             "torch": torch.__version__,
             "python": platform.python_version(),
         },

@@ -124,7 +124,7 @@ class Learner:
         self.trainer = Trainer(
             self._island,
             self._inner,
-            put_state=lambda state: self._state_path.write_bytes(state) and None,
+            put_state=self._put_state,
             get_state=self._state_path.read_bytes,
             save=self._save,
         )
@@ -294,6 +294,9 @@ class Learner:
         self._start_sidecar(
             self._ready(begun.run, begun.incarnation) if installed and begun else self._ready()
         )
+
+    def _put_state(self, state: bytes) -> None:
+        self._state_path.write_bytes(state)
 
     # ---- orderly stop and resume ---------------------------------------------------------------------
 

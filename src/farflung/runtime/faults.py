@@ -1,6 +1,7 @@
 """Faults of a plan as acts of the operating system on real processes."""
 
 import asyncio
+import contextlib
 import os
 import signal
 from collections.abc import Callable
@@ -72,7 +73,5 @@ def _signal(fault: Fault, child: Child, number: int) -> None:
         return
     pids = [child.pid] if fault.what == "trainer" else descendants(child.pid)
     for pid in pids:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
-        except ProcessLookupError:
-            pass

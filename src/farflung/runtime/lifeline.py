@@ -9,7 +9,7 @@ def follow_parent() -> None:
     """End this process at once when standard input is closed, as the kernel does for a parent that died."""
 
     def watch() -> None:
-        while sys.stdin.buffer.raw.read(1):  # type: ignore[attr-defined]
+        while os.read(sys.stdin.fileno(), 1):
             pass
         os._exit(1)
 

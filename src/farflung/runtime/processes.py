@@ -1,6 +1,7 @@
 """Child processes of a run: each in a session of its own, tied to us by a lifeline, ended by its id."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -29,17 +30,13 @@ class Child:
 
     def signal(self, number: int) -> None:
         """Signal the whole process group; a group that is gone is fine."""
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, number)
-        except ProcessLookupError:
-            pass
 
     async def end(self, patience_s: float) -> int:
         """Wait for the process; kill the group when it takes too long. Returns its exit code."""
-        try:
+        with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.process.wait(), patience_s)
-        except TimeoutError:
-            pass
         self.signal(signal.SIGCONT)  # a stopped group cannot die of anything but this and SIGKILL
         self.signal(signal.SIGKILL)
         return await self.process.wait()

@@ -70,9 +70,7 @@ class Supervisor:
         self._listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._evaluated = asyncio.Event()
         self._metrics = (run_dir / tape.METRICS).open("a")
-        self._faults = Faults(
-            [] if resume else config.recipe.faults, self._islands.get, self._record_fault
-        )
+        self._faults = Faults([] if resume else config.recipe.faults, self._islands.get, self._record_fault)
         self._first_step_s: float | None = None
         self._wishes = 0
         self._own_notes: list[dict[str, Any]] = []
@@ -99,14 +97,15 @@ class Supervisor:
             self._metrics.close()
 
     async def _first_of(self, watchers: list[asyncio.Task[None]]) -> str:
-        while not self._outcome.done():
-            done, _ = await asyncio.wait(
-                [self._outcome, *watchers], return_when=asyncio.FIRST_COMPLETED
-            )
-            for task in done - {self._outcome}:
-                watchers.remove(task)  # type: ignore[arg-type]
-                task.result()
-        return self._outcome.result()
+        """The outcome; or the error of a watcher, which is a defect."""
+        for watcher in watchers:
+            watcher.add_done_callback(self._watcher_done)
+        return await self._outcome
+
+    def _watcher_done(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not self._outcome.done():
+            self._outcome.set_exception(error)
 
     # ---- starting ------------------------------------------------------------------------------------
 
@@ -121,7 +120,9 @@ class Supervisor:
         try:
             self.url = await asyncio.wait_for(self._listening, START_S)
         except TimeoutError:
-            raise UserError(f"the syncer did not start within {START_S:.0f} s: see {self._log('syncer')}") from None
+            raise UserError(
+                f"the syncer did not start within {START_S:.0f} s: see {self._log('syncer')}"
+            ) from None
         for name in self.config.recipe.learners():
             await self._start_island(name)
         skip = ["--skip-first"] if self.resume else []
@@ -326,22 +327,12 @@ async def resume_run(
     return config, supervisor, await supervisor.run()
 
 
-def finish(run_dir: Path, supervisor: Supervisor, outcome: str) -> dict[str, Any]:
-    """Write tape.jsonl, summary.json and report.html of a run that is over; returns the summary."""
-    from farflung.report.page import render
-    from farflung.report.summary import summarise
-
-    tape.write_merged(run_dir)
-    results: dict[str, Any] = {}
+def results(run_dir: Path, supervisor: Supervisor, outcome: str) -> dict[str, Any]:
+    """What the logs of a run cannot know: byte counts, digest, kills, how it ended."""
+    found: dict[str, Any] = {}
     with contextlib.suppress(OSError, ValueError):
-        results = json.loads((run_dir / SYNCER).read_bytes())
-    extra = {
-        **results, "outcome": outcome, "kills": supervisor.kills, "wall_s": supervisor.config.clock(),
-    }  # fmt: skip
-    summary = summarise(run_dir, extra)
-    tape.write_atomically(run_dir / tape.SUMMARY, json.dumps(summary, indent=2).encode())
-    tape.write_atomically(run_dir / tape.REPORT, render(run_dir).encode())
-    return summary
+        found = json.loads((run_dir / SYNCER).read_bytes())
+    return {**found, "outcome": outcome, "kills": supervisor.kills, "wall_s": supervisor.config.clock()}
 
 
 def discard(run_dir: Path) -> None:

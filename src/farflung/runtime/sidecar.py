@@ -12,7 +12,7 @@ import socket
 import ssl
 import sys
 import time
-from collections.abc import Awaitable
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -75,9 +75,7 @@ class Sidecar:
         self._timers = Timers(self._clock, lambda n, late: self.feed(ev.TimerFired(name=n, late_s=late)))
         self._uplink = Arena.open(config.uplink_fd, config.uplink_sizes)
         self._downlink = Arena.open(config.downlink_fd, config.downlink_sizes)
-        self._client = HubClient(
-            config.url, config.token, config.run, config.ssl(), learner=config.learner
-        )
+        self._client = HubClient(config.url, config.token, config.run, config.ssl(), learner=config.learner)
         self._link: ControlLink | None = None
         self._uploads: dict[str, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -139,16 +137,17 @@ class Sidecar:
         self.trainer_gone.set()
         self.feed(ev.TrainerGone(reason=reason))
 
-    def _spawn(self, work: Awaitable[None]) -> asyncio.Task[None]:
-        task: asyncio.Task[None] = asyncio.ensure_future(work)  # type: ignore[assignment]
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task: asyncio.Task[None] = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)
         return task
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None and not self.exit.done():
-            self.exit.set_exception(task.exception())
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not self.exit.done():
+            self.exit.set_exception(error)
 
     # ---- control -------------------------------------------------------------------------------------
 

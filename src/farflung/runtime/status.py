@@ -12,7 +12,9 @@ SHOWN = ("joined", "lost", "left", "lease_lapsed", "lease_renewed", "rejoin_prov
          "alarm", "ending", "donor_failed", "disconnected", "born")  # fmt: skip
 
 
-def status(machine: SyncerMachine, now: float, recent: Iterable[dict[str, Any]], traffic: Traffic) -> dict[str, Any]:
+def status(
+    machine: SyncerMachine, now: float, recent: Iterable[dict[str, Any]], traffic: Traffic
+) -> dict[str, Any]:
     """One JSON-able snapshot of a run, read from its machine."""
     notes = list(recent)
     members = machine.membership.sorted()

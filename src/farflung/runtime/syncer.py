@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,8 @@ from farflung.protocol import events as ev
 from farflung.protocol import messages as msg
 from farflung.protocol import objects
 from farflung.protocol.syncer import SyncerMachine
-from farflung.runtime.recorder import Recorder
 from farflung.runtime.recipe import LEARNER_NAME
+from farflung.runtime.recorder import Recorder
 from farflung.runtime.server import HUB, LearnerLink, make_app
 from farflung.runtime.status import status
 from farflung.runtime.timers import Timers
@@ -113,15 +113,16 @@ class SyncerDriver:
                 if not self.finished.done():
                     self.finished.set_result(action.reason)
 
-    def _spawn(self, work: Awaitable[None]) -> None:
-        task = asyncio.ensure_future(work)
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._spawned)
 
     def _spawned(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None and not self.finished.done():
-            self.finished.set_exception(task.exception())
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not self.finished.done():
+            self.finished.set_exception(error)
 
     async def _in_thread(self, work: Callable[..., Any], *args: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *args)
@@ -210,10 +211,10 @@ class SyncerDriver:
             objects.seed(member.name, member.incarnation, p) for p in range(self.method.policy.num_fragments)
         ]
         if any(name not in self._objects for name in names):
-            return msgspec.structs.replace(event, problem="missing: a fragment of the seed never arrived whole")
-        found = [
-            await self._in_thread(self.hub.seed, p, self._objects[name]) for p, name in enumerate(names)
-        ]
+            return msgspec.structs.replace(
+                event, problem="missing: a fragment of the seed never arrived whole"
+            )
+        found = [await self._in_thread(self.hub.seed, p, self._objects[name]) for p, name in enumerate(names)]
         digests = [self.hub.digest(p, 0) for p in range(len(names))]
         return msgspec.structs.replace(event, finite=all(f.finite for f in found), digests=digests)
 
@@ -284,9 +285,9 @@ class SyncerDriver:
 
     async def _stop(self, request: web.Request) -> web.Response:
         mode = request.query.get("mode", "suspend")
-        if mode not in ("suspend", "finish"):
+        if mode != "suspend" and mode != "finish":
             raise ValueError(f"mode = {mode!r}: suspend or finish")
-        self.feed(ev.StopRequested(mode=mode))
+        self.feed(ev.StopRequested(mode="finish" if mode == "finish" else "suspend"))
         return web.json_response({"phase": self.machine.phase})
 
     # ---- results -------------------------------------------------------------------------------------
