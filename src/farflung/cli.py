@@ -211,6 +211,31 @@ def _summary(run_dir: Path) -> dict[str, Any] | None:
     return json.loads(path.read_bytes()) if path.exists() else None
 
 
+@app.command()
+def bench(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Measurements to take. Without one: all of them.")
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Small and few: shows that it works, not how fast it is.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure this machine: what being a learner costs, merges, codecs and transport, each against its limit."""
+    from farflung.bench import suite
+    from farflung.bench.measure import FULL, QUICK
+
+    settings, measured = QUICK if quick else FULL, {}
+    with Console(stderr=True).status("") as status:
+        for name in suite.chosen(names or []):
+            status.update(f"measuring {name}")
+            measured[name] = suite.measure(name, settings)
+    if as_json:
+        print(json.dumps(suite.as_json(measured, settings)))
+    else:
+        Console().print(suite.table(measured, settings))
+
+
 def main() -> None:
     """Entry point: UserError becomes one line and exit code 2."""
     try:

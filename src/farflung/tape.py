@@ -7,6 +7,7 @@ A last line may be cut off (the process was killed while writing): it is skipped
 """
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,16 +99,27 @@ def read_run(run_dir: Path) -> Iterator[Record]:
         yield from merge(read_segment(p) for p in sorted((run_dir / TAPE_DIR).glob("*.jsonl")))
 
 
+_PLACE = re.compile(rb'\{"t":([^,]+),"node":("(?:[^"\\\\]|\\\\.)*"),"seq":(\d+),"kind":')
+
+
 def write_merged(run_dir: Path) -> int:
-    """Write `tape.jsonl` from the segments; returns the number of truncated lines."""
-    segments = [read_segment(p) for p in sorted((run_dir / TAPE_DIR).glob("*.jsonl"))]
-    with (run_dir / TAPE).open("w") as out:
-        for r in merge(segments):
-            data = json.dumps(r.data, separators=(",", ":"))
-            out.write(
-                f'{{"t":{r.t!r},"node":{json.dumps(r.node)},"seq":{r.seq},"kind":"{r.kind}","data":{data}}}\n'
-            )
-    return sum(s.truncated for s in segments)
+    """Write `tape.jsonl` from the segments, line by line as they are; returns how many were cut off.
+
+    Raises ValueError for a line before the last that is not a record.
+    """
+    lines: list[tuple[float, bytes, int, bytes]] = []
+    truncated = 0
+    for path in sorted((run_dir / TAPE_DIR).glob("*.jsonl")):
+        *whole, rest = path.read_bytes().split(b"\n")
+        truncated += bool(rest)
+        for number, line in enumerate(whole, 1):
+            place = _PLACE.match(line)
+            if place is None:
+                raise ValueError(f"{path}: line {number} is no tape record; the tape is unusable")
+            lines.append((float(place[1]), place[2], int(place[3]), line))
+    lines.sort(key=lambda entry: entry[:3])
+    write_atomically(run_dir / TAPE, b"".join(line + b"\n" for *_, line in lines))
+    return truncated
 
 
 def write_atomically(path: Path, data: bytes) -> None:

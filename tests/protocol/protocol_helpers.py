@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import msgspec
+
 from farflung.protocol import actions as act
 from farflung.protocol import events as ev
 from farflung.protocol import mailbox as box
@@ -138,8 +140,6 @@ class Desk:
 
     @property
     def actions(self) -> list[Any]:
-        import msgspec
-
         return [msgspec.convert(r.data, act.SyncerAction) for r in self.tape.records if r.kind == "action"]
 
     def books(self) -> tuple[Any, ...]:

@@ -20,10 +20,10 @@ def test_a_new_incarnation_keeps_cursor_and_totals_and_nothing_else() -> None:
     member = members.enter("a", 1)
     member.count(boundary(1, cursor=7), now=1.0)
     member.held, member.announced, member.included = [3, 3], [3, 3], [3, None]
-    member.merged = member.non_finite = 2
+    member.merged, member.non_finite = 2, [1, 1]
     members.enter("a", 2)
     assert (member.cursor, member.steps_done, member.tokens) == (7, 1, 10)
-    assert (member.sequence, member.merged, member.non_finite, member.step_s.value) == (0, 0, 0, None)
+    assert (member.sequence, member.merged, member.non_finite, member.step_s.value) == (0, 0, [0, 0], None)
     assert (member.announced, member.included) == ([-1, -1], [None, None])
 
 

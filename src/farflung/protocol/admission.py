@@ -96,6 +96,7 @@ class Admission:
             self.hub.send(known, msg.Stop(reason="fenced"))
             self.hub.lose(known, "fenced by a newer process")
         member = self.hub.membership.enter(join.learner, connection)
+        self.hub.merging.forget_fates(member.name)
         member.lease_until_s = self.hub.now + self.policy.lease_s
         self._welcome(member)
         if self.hub.phase == "birth":
@@ -193,10 +194,20 @@ class Admission:
             and m.name not in failed
             and m.connection is not None
             and m.merged > 0
-            and m.progressing(self.hub.now, PATIENCE_S)
+            and self._well(m)
             and all(newest - held <= 1 for newest, held in zip(versions, m.held, strict=True))
         ]
-        return max(healthy, key=lambda m: (m.steps_done, m.name), default=None)
+        lockstep = self.policy.pace == "lockstep"  # the one heard last is the least likely to be frozen
+        return max(
+            healthy, key=lambda m: (m.lease_until_s if lockstep else 0.0, m.steps_done, m.name), default=None
+        )
+
+    def _well(self, member: Member) -> bool:
+        """It steps; in lockstep, where all may stand and wait, it is at least heard."""
+        now = self.hub.now
+        if self.policy.pace == "lockstep":
+            return member.heard(now, self.policy.lease_s, 2 * self.policy.heartbeat_s)
+        return member.progressing(now, PATIENCE_S)
 
     def state_ready(self, member: Member, event: ev.MessageArrived) -> None:
         ready = event.message
@@ -319,9 +330,10 @@ class Admission:
     def maybe_reset(self, member: Member) -> None:
         """A learner whose parameters are broken starts again from the syncer's; in lockstep nobody can wait."""
         limit = 1 if self.policy.pace == "lockstep" else RESET_AFTER_NON_FINITE
-        if member.non_finite >= limit:
+        refusals = sum(member.non_finite)
+        if refusals >= limit:
             self.hub.send(member, msg.Stop(reason="reset"))
-            self.hub.lose(member, f"{member.non_finite} non-finite contributions in a row")
+            self.hub.lose(member, f"{refusals} non-finite contributions in a row")
 
     def member_lost(self, member: Member) -> None:
         self.tried.pop(member.name, None)

@@ -34,7 +34,7 @@ class Member:
     announced: list[int] = field(default_factory=list)  # newest version this incarnation was told of
     included: list[int | None] = field(default_factory=list)  # round of its last merged contribution
     merged: int = 0  # contributions merged, this incarnation
-    non_finite: int = 0  # in a row
+    non_finite: list[int] = field(default_factory=list)  # refusals in a row: one broken fragment is enough
     rejoining: bool = False  # until its first merged contribution
     offer: str | None = None  # transfer of donor state on its way to this member
     expected: "Expected | None" = None
@@ -52,6 +52,10 @@ class Member:
 
     def live(self, now: float) -> bool:
         return self.state in PRESENT and now <= self.lease_until_s
+
+    def heard(self, now: float, lease_s: float, within_s: float) -> bool:
+        """Whether anything of it arrived in the last `within_s` seconds."""
+        return self.live(now) and now - (self.lease_until_s - lease_s) <= within_s
 
     def progressing(self, now: float, patience_s: float) -> bool:
         """Training, and a boundary was heard of within `patience_s` or three of its own steps."""
@@ -89,7 +93,8 @@ class Membership:
         """A new incarnation of a learner; its counters start afresh, its data position and totals stay."""
         member = self.members.setdefault(name, Member(name, len(self.members)))
         member.incarnation += 1
-        member.sequence = member.merged = member.non_finite = 0
+        member.sequence = member.merged = 0
+        member.non_finite = [0] * self.num_fragments
         member.step_s, member.last_boundary_s, member.loss = Ema(), None, None
         member.held = [0] * self.num_fragments
         member.announced = [-1] * self.num_fragments

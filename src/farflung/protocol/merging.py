@@ -141,7 +141,7 @@ class Merging:
             self._turn_away(member, message, object_name, fate, reason)
             return
         assert round is not None
-        member.non_finite = 0
+        member.non_finite[p] = 0
         arrived = Arrived(
             object_name, member.name, member.incarnation, message.base_version,
             message.steps, message.tokens, message.sync_s,
@@ -182,16 +182,23 @@ class Merging:
         if fate == "rejected":
             self.hub.refuse(member.name, reason.partition(" ")[0], f"fragment {message.fragment}: {reason}")
         if reason == "non_finite":
-            member.non_finite += 1
+            member.non_finite[message.fragment] += 1
             self.hub.admission.maybe_reset(member)
         elif fate == "late":
             self.hub.note("late", learner=member.name, fragment=message.fragment, round=message.round)
 
     def _remember(self, learner: str, incarnation: int, fragment: int, round: int, fate: msg.Fate) -> None:
+        if incarnation != self.hub.membership.members[learner].incarnation:
+            return  # nobody is left to ask
         fates = self.fates.setdefault((learner, incarnation, fragment), {})
         fates[round] = fate
         while len(fates) > FATES_KEPT:
             del fates[min(fates)]
+
+    def forget_fates(self, learner: str) -> None:
+        """A new process took the learner's name: the old one's contributions cannot be repeated."""
+        for key in [key for key in self.fates if key[0] == learner]:
+            del self.fates[key]
 
     def repeat_fates(self, member: Member) -> None:
         """Tell a member that was away the newest fate of each fragment: its message may have been lost."""

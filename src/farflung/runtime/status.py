@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from farflung.protocol.membership import Member
+from farflung.protocol.rounds import PATIENCE_S
 from farflung.protocol.syncer import SyncerMachine
 from farflung.runtime.transport import Traffic
 
@@ -20,7 +21,12 @@ def status(
     members = machine.membership.sorted()
     training = [m for m in members if m.state == "training" and m.live(now)]
     merges = [n for n in notes if n["kind"] == "merged"]
-    waits = [n for n in notes[-50:] if n["kind"] == "waiting" and now - n["t"] < machine.policy.lease_s]
+    open_rounds = {(p, r.number) for p, r in machine.merging.rounds.open.items() if not r.merging}
+    waits = {
+        (n["fragment"], n["round"]): n["reason"]
+        for n in notes[-50:]
+        if n["kind"] == "waiting" and (n["fragment"], n["round"]) in open_rounds
+    }
     return {
         "run": machine.run,
         "phase": machine.phase,
@@ -34,10 +40,10 @@ def status(
         "bytes_up": traffic.bytes_up,
         "bytes_down": traffic.bytes_down,
         "bytes_control": traffic.bytes_control,
-        "learners": [_learner(m, now) for m in members],
+        "learners": [_learner(m, now, machine.policy.pace) for m in members],
         "merges": [_merge(n) for n in merges[-RECENT:]],
         "num_merges": machine.merging.rounds.closed,
-        "waiting": [w["reason"] for w in waits[-2:]],
+        "waiting": list(waits.values())[-2:],
         "notes": [{"t": n["t"], "text": text(n)} for n in notes if n["kind"] in SHOWN][-12:],
         "refused": dict(machine.refused),
         "rejoins": machine.admission.rejoins,
@@ -51,11 +57,19 @@ def _rate(member: Member) -> float:
     return member.tokens / member.steps_done / member.step_s.value
 
 
-def _learner(member: Member, now: float) -> dict[str, Any]:
-    silent = member.state == "training" and not member.live(now)
+def _state(member: Member, now: float, pace: str) -> str:
+    """Link and progress are two signals: who is heard but does not step is waiting (lockstep) or stuck."""
+    if member.state != "training" or member.progressing(now, PATIENCE_S):
+        return member.state
+    return "waiting" if pace == "lockstep" and member.live(now) else "silent"
+
+
+def _learner(member: Member, now: float, pace: str) -> dict[str, Any]:
+    state = _state(member, now, pace)
+    silent = state == "silent"
     return {
         "name": member.name,
-        "state": "silent" if silent else member.state,
+        "state": state,
         "incarnation": member.incarnation,
         "step": member.step,
         "loss": member.loss,

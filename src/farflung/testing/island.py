@@ -148,7 +148,6 @@ class PretendIsland:
         self.world.time.after(delay_s, run)
 
     def _perform(self, action: act.LearnerAction) -> None:
-        transfer_s = self.world.transfer_s
         match action:
             case act.Say():
                 self.world.say(self, action.message)
@@ -156,11 +155,11 @@ class PretendIsland:
                 self.trainer.take(action.command)
                 self._later(0.0, self._turn)
             case act.Fetch():
-                self._later(transfer_s, lambda: self._fetch(action))
+                self._later(self.world.transfer_s(), lambda: self._fetch(action))
             case act.FetchState():
-                self._later(transfer_s, lambda: self._fetch_state(action))
+                self._later(self.world.transfer_s(), lambda: self._fetch_state(action))
             case act.Upload():
-                self._later(transfer_s, lambda: self._upload(action))
+                self._later(self.world.transfer_s(), lambda: self._upload(action))
             case act.CancelUpload():
                 self.cancelled.add(action.object)
             case act.SetTimer():
@@ -208,7 +207,7 @@ class PretendIsland:
             slot = self.downlink if action.seed else self.uplink
             data = bytes(slot(action.fragment).numpy())
         self.world.keep(action.object, data)
-        self.feed(ev.Uploaded(object=action.object, transfer_s=self.world.transfer_s))
+        self.feed(ev.Uploaded(object=action.object))
 
     def _put_state(self, state: bytes) -> None:
         self.state = state

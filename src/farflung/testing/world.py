@@ -5,7 +5,7 @@ processes are pretended. A run is a function of its arguments.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -37,7 +37,7 @@ class World:
         seed: of the first parameters.
         targets: where each island's data pulls the parameters; 0 for all by default.
         latency_s: of a control message, one way.
-        transfer_s: of any bulk object.
+        transfer_s: of a bulk object: a number, or a function that gives one for each.
         tokens_per_step: of every island.
 
     >>> from farflung.methods import decoupled
@@ -55,11 +55,12 @@ class World:
         seed: int = 0,
         targets: Sequence[float] | None = None,
         latency_s: float = 0.01,
-        transfer_s: float = 0.02,
+        transfer_s: float | Callable[[], float] = 0.02,
         tokens_per_step: int = 10,
     ):
         self.method, self.seed = method, seed
-        self.latency_s, self.transfer_s, self.tokens_per_step = latency_s, transfer_s, tokens_per_step
+        self.latency_s, self.tokens_per_step = latency_s, tokens_per_step
+        self._transfer_s = transfer_s
         self.time, self.tape = VirtualTime(), MemoryTape()
         policy = method.policy
         specs = describe(quadratic_model(seed))
@@ -84,6 +85,10 @@ class World:
     @property
     def now(self) -> float:
         return self.time.now
+
+    def transfer_s(self) -> float:
+        """How long the next bulk object takes."""
+        return self._transfer_s() if callable(self._transfer_s) else self._transfer_s
 
     def at(self, moment_s: float, what: What) -> None:
         """Let something happen, a fault for instance."""
