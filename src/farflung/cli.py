@@ -59,6 +59,7 @@ def run(
     `farflung run --resume DIR` goes on from there.
     """
     from farflung.report.live import LiveView, result_table
+    from farflung.runtime import checkpoint
     from farflung.runtime import run as runs
     from farflung.runtime.recipe import load_recipe
 
@@ -84,7 +85,7 @@ def run(
     else:
         Console().print(result_table(summary))
         Console().print(f"report: {run_dir / 'report.html'}", soft_wrap=True)
-        if outcome == "suspended":
+        if outcome == "suspended" and checkpoint.exists(run_dir):
             Console().print(f"go on with: farflung run --resume {run_dir}", soft_wrap=True)
     if outcome == "interrupted":
         raise typer.Exit(130)
@@ -243,3 +244,7 @@ def main() -> None:
     except UserError as error:
         print(f"farflung: {error}", file=sys.stderr)
         sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Iterable
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 
 class UserError(ValueError):
@@ -22,3 +23,25 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     known = sorted(known)
     close = difflib.get_close_matches(word, known, n=1)
     return f" (did you mean {close[0]!r}?)" if close else f" (known: {', '.join(known)})"
+
+
+def field_error(error: Exception, kind: type) -> str:
+    """Retell a msgspec.ValidationError about `kind` for a person; words that are allowed are named.
+
+    >>> field_error(ValueError("Expected `int`, got `str` - at `$.seed`"), object)
+    'seed: expected int, got str'
+    """
+    what, _, place = str(error).partition(" - at ")
+    for theirs, ours in (("object", "table"), ("`", "")):  # TOML's words
+        what = what.replace(theirs, ours)
+    name = place.strip("`").removeprefix("$.").removeprefix("$")
+    words = _words(get_type_hints(kind).get(name)) if "enum value" in what else []
+    known = f" (known: {', '.join(words)})" if words else ""
+    return f"{name}: {what[:1].lower()}{what[1:]}{known}" if name else f"{what}{known}"
+
+
+def _words(annotation: Any) -> list[str]:
+    """The words that an annotation with Literal in it allows."""
+    if get_origin(annotation) is Literal:
+        return sorted(map(str, get_args(annotation)))
+    return [word for part in get_args(annotation) for word in _words(part)]

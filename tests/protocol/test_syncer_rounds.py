@@ -152,6 +152,27 @@ def test_a_repeat_of_a_refused_contribution_stays_refused() -> None:
     assert desk.books() == before
 
 
+def test_a_new_snapshot_for_a_round_that_refused_the_first_one_is_no_repeat() -> None:
+    """Below quorum the round asks again; were this a repeat, the round could never close."""
+    desk = with_open_round("a", "b", quorum=2)
+    desk.contribute("a", 1)
+    assert fate_of(desk.contribute("b", 1, finite=False))[0] == "rejected"
+    (merge,) = of(desk.contribute("b", 1), act.Merge)
+    assert [p.learner for p in merge.parts] == ["a", "b"], desk.story()
+    desk.merged(merge)
+    assert desk.machine.ledger.merged == 50
+
+
+def test_below_quorum_a_learner_that_waits_is_asked_again() -> None:
+    """It reports no steps, so the deadline of its invitation must bring the next one."""
+    desk = with_open_round("a", "b", quorum=2, max_lead_steps=4)
+    desk.contribute("a", 1)
+    before = len(desk.heard("b", msg.Invite))
+    desk.now = desk.machine.merging.rounds.open[0].invited["b"] + 0.01
+    desk.take(ev.TimerFired(name="round.0"))
+    assert len(desk.heard("b", msg.Invite)) == before + 1, desk.story()
+
+
 def test_late_contribution_is_counted_and_changes_nothing() -> None:
     desk = with_open_round()
     desk.boundary("b", snapshots=[(0, 1)])

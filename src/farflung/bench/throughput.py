@@ -20,6 +20,7 @@ import torch
 from farflung import tape
 from farflung.bench.child import child
 from farflung.bench.measure import Measurement, Settings, interleave
+from farflung.errors import UserError
 from farflung.runtime.config import RunConfig, resolve, write_config
 from farflung.runtime.face import Learner
 from farflung.runtime.recipe import make_recipe
@@ -105,6 +106,8 @@ def _learning(settings: Settings) -> Iterator[Blocks]:
             ) as learner,
         ):  # fmt: skip
             yield Blocks(settings, loop, learner)
+            if learner.done:
+                raise UserError(f"learner_throughput: the learner stopped in between: {learner.end_reason}")
 
 
 def _config(settings: Settings, folder: Path) -> RunConfig:

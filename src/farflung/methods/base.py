@@ -27,7 +27,7 @@ from farflung.core.codecs import Codec, get_codec
 from farflung.core.fragments import PLANS
 from farflung.core.outer import Outer, make_outer
 from farflung.core.weighting import WEIGHTINGS
-from farflung.errors import did_you_mean
+from farflung.errors import did_you_mean, field_error
 from farflung.protocol.policy import Policy
 
 State = dict[str, Tensor]
@@ -168,7 +168,7 @@ def make_policy(method: str, defaults: Mapping[str, Any], overrides: Mapping[str
     try:
         return msgspec.convert({**defaults, **overrides, "method": method}, Policy)
     except msgspec.ValidationError as error:
-        raise ValueError(f"method {method!r}: {error}") from error
+        raise ValueError(f"method {method!r}: {field_error(error, Policy)}") from error
 
 
 def hub_method(policy: Policy) -> Method:
@@ -177,6 +177,7 @@ def hub_method(policy: Policy) -> Method:
     Raises:
         ValueError: the policy names a codec, outer optimizer, merge rule, weighting or plan that is unknown.
     """
+    _check_name("topology", policy.topology, ("hub",))
     _check_name("weighting", policy.weighting, WEIGHTINGS)
     _check_name("fragment_plan", policy.fragment_plan, PLANS)
     _check_name("merge", policy.merge, MERGES)

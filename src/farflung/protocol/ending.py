@@ -31,6 +31,8 @@ class Ending:
             self._done("suspended")
         elif event.mode == "finish":
             self.finish()
+        elif self.hub.phase in ("finishing", "handing_in"):  # nearly over: go through with it, soon
+            self.hub.timer("end", self.hub.now + self._patience_s(event))
         elif self.hub.phase == "training":
             self.hub.phase = "suspending"
             self.hub.note("ending", reason="asked to stop")
@@ -40,8 +42,11 @@ class Ending:
                     self.hub.send(member, msg.Suspend())
                 else:
                     self._dismiss(member, "suspended")
-            self.hub.timer("end", self.hub.now + self.policy.lease_s)
+            self.hub.timer("end", self.hub.now + self._patience_s(event))
             self.review()
+
+    def _patience_s(self, event: ev.StopRequested) -> float:
+        return self.policy.lease_s if event.within_s is None else event.within_s
 
     def finish(self) -> None:
         """The budget is spent: nothing new is opened."""
@@ -106,7 +111,7 @@ class Ending:
                 self.hub.merging.close_final()
             else:
                 self._done("finished")
-        elif self.hub.phase == "suspending" and not waiting and not open_rounds:
+        elif self.hub.phase == "suspending" and not open_rounds and not any(m.connection for m in waiting):
             self._settle_suspended()
             self.hub.phase = "suspended"
             self.hub.timer("end", None)

@@ -56,6 +56,7 @@ class MergeDone(Event, frozen=True):
 
 class StopRequested(Event, frozen=True):
     mode: Literal["suspend", "finish"]
+    within_s: float | None = None  # for the learners to save or hand in; None: one lease
 
 
 class CheckpointWritten(Event, frozen=True):

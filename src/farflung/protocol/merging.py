@@ -91,6 +91,13 @@ class Merging:
         if self.rounds.invite(round, member, self.hub.now, self.step_s()):
             self.hub.send(member, msg.Invite(fragment=round.fragment, round=round.number))
 
+    def _ask_again(self, round: Round) -> None:
+        """Below quorum: repeat invitations whose deadline passed, also to those who wait and report no steps."""
+        if self.policy.pace == "free":
+            for member in self.hub.membership.training():
+                if member.name in round.invited:
+                    self._ask(round, member)
+
     def snapshotted(self, member: Member, fragment: int, number: int) -> None:
         """A learner snapshotted for a round; lockstep rounds open with their first snapshot."""
         held = self.holding(member.name)
@@ -101,6 +108,9 @@ class Merging:
                 return
             self.hub.ledger.settled(member.name, fragment, older, "late")  # it will never come
         self.hub.ledger.snapshotted(member.name, fragment, number)
+        fates = self.fates.get((member.name, member.incarnation, fragment), {})
+        if fates.get(number) != "merged":
+            fates.pop(number, None)  # another attempt at a round that refused the first: no repeat
         opens = self.policy.pace == "lockstep" and self.hub.phase == "training"
         if opens and fragment not in self.rounds.open and number == self.versions[fragment] + 1:
             self._open(fragment)
@@ -238,6 +248,7 @@ class Merging:
             return
         again = decision.wait_until_s
         if again is None:
+            self._ask_again(round)
             again = min((at for at in round.invited.values() if at > now), default=now + self.policy.lease_s)
         if len(round.arrived) < needed and now >= round.noted_s + self.policy.lease_s / 2:
             round.noted_s = now

@@ -1,6 +1,7 @@
 """The numbers and choices of a method that machines need: no tensors, no functions, one JSON object."""
 
 import hashlib
+from math import inf
 from typing import Literal
 
 import msgspec
@@ -45,7 +46,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         _require(self.quorum == "all" or self.quorum >= 1, "quorum", self.quorum, "at least 1, or 'all'")
         _require(0 <= self.grace_gamma < 1, "grace_gamma", self.grace_gamma, "in [0, 1)")
         _require(0 <= self.mix_alpha < 1, "mix_alpha", self.mix_alpha, "in [0, 1)")
-        _require(self.lease_s > 0, "lease_s", self.lease_s, "above 0")
+        _require(0 < self.lease_s < inf, "lease_s", self.lease_s, "above 0, in seconds")
         lead = self.max_lead_steps
         _require(lead is None or lead >= 1, "max_lead_steps", lead, "at least 1, or absent")
         if self.mix_alpha and self.adoption != "mix":

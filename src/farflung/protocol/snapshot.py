@@ -73,8 +73,9 @@ def restore(machine: SyncerMachine, saved: SyncerSnapshot, now: float) -> None:
         member.connection = None
         if member.state == "saved":
             member.state, member.lease_until_s = "training", now + machine.policy.lease_s
-        elif member.state != "gone":
+        else:  # it did not save in time: it comes back by a rejoin
             member.state = "gone"
+            ledger.lost(member.name, set())
         machine.membership.members[member.name] = member
 
 

@@ -28,6 +28,11 @@ def write(run_dir: Path, hub: HubState, machine: SyncerMachine, elapsed_s: float
     write_atomically(path, safetensors.torch.save(hub.save(), meta))
 
 
+def exists(run_dir: Path) -> bool:
+    """Whether there is something to resume."""
+    return (run_dir / CHECKPOINTS / FILE).exists()
+
+
 def elapsed_s(run_dir: Path) -> float:
     """Seconds that the run had lasted. UserError when there is nothing to resume."""
     return _read_meta(run_dir)[1]

@@ -1,5 +1,6 @@
 """Recipes: one TOML file, every key with a default, every mistake one clear line."""
 
+import math
 import re
 import tomllib
 from pathlib import Path
@@ -8,9 +9,11 @@ from typing import Any
 import msgspec
 
 from farflung.chaos.plan import Fault
-from farflung.errors import UserError, did_you_mean
+from farflung.errors import UserError, did_you_mean, field_error
 
 LEARNER_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+MAX_SEED = 2**63  # of torch's generators
+MAX_PORT = 65535
 
 
 class Data(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -83,11 +86,10 @@ def load_recipe(path: Path | None, settings: list[str]) -> Recipe:
     """
     raw = _read(path) if path is not None else {}
     where = str(path) if path is not None else "recipe"
-    if isinstance(raw.get("faults"), str):
-        base = path.parent if path is not None else Path()
-        raw["faults"] = _read(base / raw["faults"]).get("faults", [])
+    _read_faults(raw, path.parent if path is not None else Path())
     for setting in settings:
         _set(raw, setting)
+    _read_faults(raw, Path())
     return make_recipe(raw, where)
 
 
@@ -97,13 +99,14 @@ def make_recipe(raw: dict[str, Any], where: str = "recipe") -> Recipe:
     for table, kind in (("data", Data), ("serve", Serve)):
         if isinstance(raw.get(table), dict):
             _check_keys(raw[table], kind, f"{where}: [{table}]")
-    for number, fault in enumerate(raw.get("faults", []), 1):
+    faults = raw.get("faults")
+    for number, fault in enumerate(faults if isinstance(faults, list) else [], 1):
         if isinstance(fault, dict):
             _check_keys(fault, Fault, f"{where}: fault {number}")
     try:
         recipe = msgspec.convert(raw, Recipe)
     except msgspec.ValidationError as error:
-        raise UserError(f"{where}: {_readable(str(error))}") from None
+        raise UserError(f"{where}: {field_error(error, Recipe)}") from None
     _check_values(recipe, where)
     return recipe
 
@@ -113,9 +116,19 @@ def _read(path: Path) -> dict[str, Any]:
         with path.open("rb") as file:
             return tomllib.load(file)
     except OSError as error:
-        raise UserError(f"{path}: {error.strerror}: give the path of a recipe (TOML)") from None
+        raise UserError(f"{path}: {error.strerror}: give the path of a TOML file") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: not TOML: {error}") from None
+
+
+def _read_faults(raw: dict[str, Any], base: Path) -> None:
+    """``faults = "plan.toml"`` names a file with ``[[faults]]``; it lies beside what named it."""
+    if isinstance(raw.get("faults"), str):
+        path = base / raw["faults"]
+        plan = _read(path)
+        if list(plan) != ["faults"]:
+            raise UserError(f"{path}: a fault plan holds [[faults]] and nothing else")
+        raw["faults"] = plan["faults"]
 
 
 def _set(raw: dict[str, Any], setting: str) -> None:
@@ -124,8 +137,8 @@ def _set(raw: dict[str, Any], setting: str) -> None:
     if not equals or not name.strip():
         raise UserError(f"--set {setting}: write NAME=VALUE, for example policy.quorum=2")
     try:
-        value = tomllib.loads(f"v = {text}")["v"]
-    except tomllib.TOMLDecodeError:
+        (value,) = tomllib.loads(f"v = {text}").values()
+    except ValueError:  # not TOML, or more than one value
         value = text
     *tables, key = name.strip().split(".")
     for table in tables:
@@ -141,22 +154,22 @@ def _check_keys(raw: dict[str, Any], kind: type[msgspec.Struct], where: str) -> 
             raise UserError(f"{where}: unknown key {key!r}{did_you_mean(key, kind.__struct_fields__)}")
 
 
-def _readable(error: str) -> str:
-    """``Expected `int`, got `str` - at `$.seed``` as ``seed: expected int, got str``."""
-    what, _, place = error.partition(" - at ")
-    name = place.strip("`").removeprefix("$.")
-    return f"{name}: {what[:1].lower()}{what[1:]}".replace("`", "") if name else what
-
-
 def _check_values(recipe: Recipe, where: str) -> None:
     for name, least in (
         ("num_learners", 1), ("steps", 1), ("batch_size", 1), ("threads", 1), ("evals", 0), ("pace_s", 0),
         ("restart_s", 0), ("seed", 0), ("eval_batches", 1), ("warmup_steps", 0),
     ):  # fmt: skip
-        if getattr(recipe, name) < least:
-            raise UserError(f"{where}: {name} = {getattr(recipe, name)}: must be at least {least}")
+        value = getattr(recipe, name)
+        if not least <= value < math.inf:
+            raise UserError(f"{where}: {name} = {value}: must be at least {least}")
+    if recipe.seed >= MAX_SEED:
+        raise UserError(f"{where}: seed = {recipe.seed}: must be below 2^63")
     if recipe.budget_tokens is not None and recipe.budget_tokens < 1:
         raise UserError(f"{where}: budget_tokens = {recipe.budget_tokens}: must be at least 1")
+    if not 0 <= recipe.serve.port <= MAX_PORT:
+        raise UserError(
+            f"{where}: serve.port = {recipe.serve.port}: must be in 0..{MAX_PORT}; 0 takes a free one"
+        )
     for number, fault in enumerate(recipe.faults, 1):
         fault.check(f"{where}: fault {number}")
         if fault.target not in recipe.learners():

@@ -27,6 +27,7 @@ from farflung.runtime.serve import SYNCER
 from farflung.runtime.transport import TransportError
 
 POLL_S = 0.25
+SAVE_S = 2.0  # for the learners to save after Ctrl-C
 STOP_S = 3.0  # for an orderly stop after Ctrl-C; what still runs is killed then
 START_S = 60.0  # for the syncer to listen
 UNWELCOME = 2  # exit code of an island that must not be started again
@@ -110,7 +111,7 @@ class Supervisor:
     # ---- starting ------------------------------------------------------------------------------------
 
     async def _start(self) -> None:
-        args = [str(self.run_dir), *(["--resume"] if self.resume else [])]
+        args = [str(self.run_dir), "--stop-within-s", str(SAVE_S), *(["--resume"] if self.resume else [])]
         self._syncer = await processes.start(
             "syncer", "farflung.runtime.serve", *args, log=self._log("syncer"), token=self.token,
             on_line=self._syncer_said,

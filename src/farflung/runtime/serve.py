@@ -32,11 +32,18 @@ SYNCER = "syncer.json"  # in the run folder: what only the syncer knows at the e
 
 
 async def serve(
-    config: RunConfig, run_dir: Path, token: str, *, resume: bool = False, ready: Callable[[str], None]
+    config: RunConfig,
+    run_dir: Path,
+    token: str,
+    *,
+    resume: bool = False,
+    stop_within_s: float | None = None,
+    ready: Callable[[str], None],
 ) -> str:
     """Serve a run until it is finished or suspended; returns which.
 
     Args:
+        stop_within_s: for the learners to save after a signal to stop; None: one lease.
         ready: called with the address once it listens.
 
     Raises:
@@ -63,7 +70,7 @@ async def serve(
         driver.checkpoint = lambda: _checkpoint(run_dir, driver, config)
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(
-                number, lambda: driver.feed(ev.StopRequested(mode="suspend"))
+                number, lambda: driver.feed(ev.StopRequested(mode="suspend", within_s=stop_within_s))
             )
         ready(f"{scheme}://{host}:{port}")
         reason = await driver.finished
@@ -103,6 +110,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="farflung.runtime.serve")
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--stop-within-s", type=float)
     args = parser.parse_args()
     follow_parent()
     torch.set_num_threads(1)
@@ -110,7 +118,8 @@ def main() -> None:
     try:
         reason = asyncio.run(
             serve(
-                config, args.run_dir, os.environ["FARFLUNG_TOKEN"], resume=args.resume,
+                config, args.run_dir, os.environ["FARFLUNG_TOKEN"],
+                resume=args.resume, stop_within_s=args.stop_within_s,
                 ready=lambda url: print(json.dumps({"url": url}), flush=True),
             )
         )  # fmt: skip

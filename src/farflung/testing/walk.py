@@ -82,8 +82,8 @@ def walk(seed: int) -> World:
         world.run(until_s=LONGEST_S)
         assert world.finished is not None, f"still {world.syncer.phase} after {LONGEST_S} s"
         check(world)
-    except AssertionError as error:
-        raise AssertionError(f"seed {seed}: {error}\n{world.method.policy}{world.story()}") from error
+    except Exception as error:
+        raise AssertionError(f"seed {seed}: {error!r}\n{world.method.policy}{world.story()}") from error
     return world
 
 
@@ -112,9 +112,9 @@ def check_merges(records: list[Record], quorum: int | str) -> None:
     """Rounds of a fragment do not overlap, versions follow each other, nothing is merged twice or below K."""
     versions: dict[int, int] = {}
     used: set[str] = set()
-    final: dict[tuple[int, int], bool] = {}
-    opened: set[int] = set()
+    opened: dict[int, bool] = {}  # fragment: is this its final round?
     merging: set[int] = set()
+    final = False
     for record in records:
         data = record.data
         if record.type == "Merge":
@@ -122,19 +122,19 @@ def check_merges(records: list[Record], quorum: int | str) -> None:
             assert data["version"] == versions.get(p, 0) + 1, f"version {data['version']} of fragment {p}"
             assert not parts & used, f"merged twice: {parts & used}"
             used |= parts
-            versions[p], final[p, data["version"]] = data["version"], data["final"]
+            versions[p] = data["version"]
             merging.add(p)
         elif record.type == "MergeDone":
-            opened.remove(data["fragment"])
+            final = opened.pop(data["fragment"])
             merging.remove(data["fragment"])
         elif record.type == "Note":
             note = data["data"]
             if data["kind"] == "round_open":
                 assert note["fragment"] not in opened, f"two rounds of fragment {note['fragment']} at once"
-                opened.add(note["fragment"])
+                opened[note["fragment"]] = note["final"]
             elif data["kind"] == "ending":
-                opened &= merging  # the others are cancelled
-            elif data["kind"] == "merged" and not final[note["fragment"], note["version"]]:
+                opened = {p: final for p, final in opened.items() if p in merging}  # the others are cancelled
+            elif data["kind"] == "merged" and not final:
                 least = 1 if isinstance(quorum, str) else quorum
                 assert note["breadth"] >= least, f"below quorum: {note}"
 

@@ -177,7 +177,7 @@ class World:
                 return msgspec.structs.replace(event, problem="missing: no such object")
             received = self.hub.receive(name, message.fragment, payload)
             return msgspec.structs.replace(event, finite=received.finite, norm=received.norm)
-        if isinstance(message, msg.Seeded):
+        if isinstance(message, msg.Seeded) and member.state == "seeding":
             names = [objects.seed(member.name, member.incarnation, p) for p in self._fragments]
             if any(name not in self.objects for name in names):
                 return msgspec.structs.replace(event, problem="missing: no such object")

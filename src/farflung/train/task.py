@@ -38,7 +38,7 @@ def _import_function(name: str) -> Callable[[TaskConfig], Task]:
     except Exception as error:  # whatever the user's module does while it is imported
         raise UserError(
             f"task = {name!r}: importing {module_name!r} failed ({type(error).__name__}: {error}): "
-            "check the name, and that its directory is on PYTHONPATH"
+            "check the name; its folder must be the one you start from, or on PYTHONPATH"
         ) from error
     function: Callable[[TaskConfig], Task] | None = getattr(module, function_name, None)
     if function is None or not callable(function):
