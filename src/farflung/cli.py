@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -46,17 +47,25 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Print the ver
 @app.command()
 def run(
     recipe: RecipeArgument = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the run; must be new or empty.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the run; must be new or empty. Default: runs/RECIPE-N.")
+    ] = None,
     resume: Annotated[
         Path | None, typer.Option(help="Go on with the run in this folder, stopped in order (Ctrl-C).")
     ] = None,
     settings: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Run a recipe on this machine: a syncer and learners as processes, with live progress and a run folder.
+    """Run a recipe on this machine. A syncer and learners start as processes; progress is shown live.
 
-    Ctrl-C stops in order: fragments, outer state, ledger and every learner's state are written, and
-    `farflung run --resume DIR` goes on from there.
+    Keys of a recipe, each with a default: method, policy.* (num_fragments, sync_every_steps, quorum, ...), task,
+    data.path, scale, num_learners, steps or budget_tokens, batch_size, lr, warmup_steps, seed, threads, evals,
+    eval_batches, pace_s, restart_s, serve.*, [[faults]]. A wrong key or value is told with what is allowed.
+
+    The run folder then holds report.html, summary.json, model.safetensors, the tape of every event and decision, and
+    logs. Ctrl-C stops in order: fragments, outer state, ledger and every learner's state are written, and
+    `farflung run --resume DIR` goes on from there. Exit codes: 0 finished or stopped in order, 2 bad input (one
+    line says what to do), 130 interrupted before there was anything to save.
     """
     from farflung.report.live import LiveView, result_table
     from farflung.runtime import checkpoint
@@ -116,39 +125,52 @@ def _default_out(recipe: Path | None) -> Path:
 @app.command()
 def serve(
     recipe: RecipeArgument = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the run; must be new or empty.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the run; must be new or empty. Default: runs/RECIPE-N.")
+    ] = None,
     settings: SetOption = None,
 ) -> None:
-    """Serve a run for learners on other machines, and print the line that they start with.
+    """Serve a run for learners on other machines. The line that starts a learner is printed.
 
-    Address, port and TLS stand in the recipe's [serve] table. Beyond loopback it wants TLS, or an explicit
-    `--set serve.insecure=true`.
+    Address, port and TLS stand in the recipe's [serve] table: host, port, advertise (the address that learners
+    dial), cert, key, ca, client_ca. Beyond loopback it wants TLS, or an explicit `--set serve.insecure=true`.
+
+    Learners of your own (farflung.Learner in your training loop) may bring any model: give budget_tokens, and
+    the recipe's task is not looked at. The join token is FARFLUNG_TOKEN if that is set, else a new one; it is
+    kept in the run folder's file `token`. Ctrl-C stops in order.
     """
     import secrets
 
+    from farflung import tape
     from farflung.runtime.config import resolve, write_config
     from farflung.runtime.recipe import load_recipe
     from farflung.runtime.run import new_run_dir
-    from farflung.runtime.security import new_token, save_token
+    from farflung.runtime.security import check_token, new_token, save_token
+    from farflung.runtime.serve import check_serve
     from farflung.runtime.serve import serve as serve_run
 
     sys.path.insert(0, os.getcwd())
-    config = resolve(load_recipe(recipe, settings or []), secrets.token_hex(4))
+    config = resolve(load_recipe(recipe, settings or []), secrets.token_hex(4), trains=False)
+    token = check_token(os.environ.get("FARFLUNG_TOKEN") or new_token(), "FARFLUNG_TOKEN")
+    check_serve(config.recipe.serve)
     run_dir = out or _default_out(recipe)
     new_run_dir(run_dir)
     write_config(config, run_dir)
-    token = os.environ.get("FARFLUNG_TOKEN") or new_token()
     save_token(run_dir / "token", token)
 
     def ready(url: str) -> None:
-        source = f" {recipe}" if recipe is not None else ""
-        print(f"serving run {config.run}; start each learner with\n", flush=True)
-        print(
-            f"  FARFLUNG_TOKEN={token} farflung join{source} --connect {url} --name learner-0\n", flush=True
-        )
+        options = [str(recipe)] if recipe is not None else []
+        for setting in settings or []:
+            options += ["--set", setting]
+        if config.recipe.serve.ca is not None:
+            options += ["--ca", config.recipe.serve.ca]
+        line = shlex.join(["farflung", "join", *options, "--connect", url, "--name", "learner-0"])
+        print(f"serving run {config.run}; start each learner, under a name of its own, with\n")
+        print(f"  FARFLUNG_TOKEN={token} {line}\n", flush=True)
 
     outcome = asyncio.run(serve_run(config, run_dir, token, ready=ready))
-    print(f"{outcome}: {run_dir / 'model.safetensors'}")
+    model = run_dir / tape.MODEL
+    print(f"{outcome}: {model}" if model.exists() else f"{outcome}: nobody trained")
 
 
 @app.command()
@@ -163,11 +185,19 @@ def join(
     ca: Annotated[Path | None, typer.Option(help="Trust this TLS authority.")] = None,
     cert: Annotated[Path | None, typer.Option(help="Certificate to show, for mutual TLS.")] = None,
     key: Annotated[Path | None, typer.Option(help="Its key.")] = None,
+    wait: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Give up when nobody answers for so long at the start.")
+    ] = 30.0,
 ) -> None:
-    """Join a served run as a learner, with the same recipe. The join token is read from FARFLUNG_TOKEN."""
+    """Join a served run as a learner. `serve` prints the whole line.
+
+    Recipe and --set must be those of the syncer; FARFLUNG_TOKEN holds the join token. A learner only dials out; a
+    syncer that goes away later is waited for. Started again under its old name it goes on with its own part of
+    the data. Ctrl-C leaves the run.
+    """
     from farflung.runtime.config import resolve
     from farflung.runtime.face import RunEnded
-    from farflung.runtime.island import train
+    from farflung.runtime.island import ORDERLY, train
     from farflung.runtime.recipe import load_recipe
 
     sys.path.insert(0, os.getcwd())
@@ -176,9 +206,11 @@ def join(
         k: str(v) for k, v in {"ca": ca, "cert": cert, "key": key}.items() if v is not None
     }
     try:
-        reason = train(config, connect=connect, name=name, **tls)
+        reason = train(config, connect=connect, name=name, connect_within_s=wait, **tls)
     except RunEnded as error:
-        raise UserError(str(error)) from None
+        reason = str(error)
+    if reason not in ORDERLY:
+        raise UserError(reason)
     print(reason)
 
 
@@ -190,26 +222,27 @@ def report(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write report.html from run folders, finished or not; it opens without a server."""
+    """Write report.html from run folders. It opens without a server; the runs may still be going on.
+
+    With several folders the page shows them side by side. --json prints the summary instead of writing a page;
+    of several folders, an object with one summary a folder.
+    """
     from farflung import tape
+    from farflung.report.folder import read_folder
     from farflung.report.page import render
     from farflung.report.summary import summarise
 
     if as_json:
-        summaries = [_summary(run_dir) or summarise(run_dir) for run_dir in runs]
-        print(json.dumps(summaries if len(summaries) > 1 else summaries[0]))
+        summaries = {str(run_dir): read_folder(run_dir).summary or summarise(run_dir) for run_dir in runs}
+        print(json.dumps(summaries if len(runs) > 1 else summaries[str(runs[0])]))
         return
     path = out or (runs[0] / tape.REPORT if len(runs) == 1 else runs[0] / "comparison.html")
     page = render(runs if len(runs) > 1 else runs[0])
-    tape.write_atomically(path, page.encode())
+    try:
+        tape.write_atomically(path, page.encode())
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {error.strerror}") from None
     print(path)
-
-
-def _summary(run_dir: Path) -> dict[str, Any] | None:
-    from farflung import tape
-
-    path = run_dir / tape.SUMMARY
-    return json.loads(path.read_bytes()) if path.exists() else None
 
 
 @app.command()
@@ -222,7 +255,11 @@ def bench(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure this machine: what being a learner costs, merges, codecs and transport, each against its limit."""
+    """Measure this machine against its limits.
+
+    What being a learner costs a training loop, merges, codecs and transport, each as a ratio to what this machine
+    can do. The table says what every number means.
+    """
     from farflung.bench import suite
     from farflung.bench.measure import FULL, QUICK
 
@@ -242,7 +279,7 @@ def main() -> None:
     try:
         app()
     except UserError as error:
-        print(f"farflung: {error}", file=sys.stderr)
+        print("farflung:", *str(error).split(), file=sys.stderr)  # one line, whatever it quotes
         sys.exit(2)
 
 

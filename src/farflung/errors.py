@@ -25,17 +25,18 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f" (did you mean {close[0]!r}?)" if close else f" (known: {', '.join(known)})"
 
 
-def field_error(error: Exception, kind: type) -> str:
-    """Retell a msgspec.ValidationError about `kind` for a person; words that are allowed are named.
+def field_error(error: Exception, *kinds: type) -> str:
+    """Retell a msgspec.ValidationError for a person; words that a field of `kinds` allows are named.
 
-    >>> field_error(ValueError("Expected `int`, got `str` - at `$.seed`"), object)
+    >>> field_error(ValueError("Expected `int`, got `str` - at `$.seed`"))
     'seed: expected int, got str'
     """
     what, _, place = str(error).partition(" - at ")
     for theirs, ours in (("object", "table"), ("`", "")):  # TOML's words
         what = what.replace(theirs, ours)
     name = place.strip("`").removeprefix("$.").removeprefix("$")
-    words = _words(get_type_hints(kind).get(name)) if "enum value" in what else []
+    field, hints = name.rpartition(".")[2], [get_type_hints(kind) for kind in kinds]
+    words = [word for hint in hints for word in _words(hint.get(field))] if "enum value" in what else []
     known = f" (known: {', '.join(words)})" if words else ""
     return f"{name}: {what[:1].lower()}{what[1:]}{known}" if name else f"{what}{known}"
 

@@ -18,9 +18,15 @@ def check(H: int, P: int, tau: int) -> None:
         if value < least:
             raise ValueError(f"{name} = {value}: must be at least {least}")
     if P > H:
-        raise ValueError(f"P = {P}: must be at most H = {H}, else fragments share a step")
+        raise ValueError(
+            f"P = {P}: must be at most H = {H}, else fragments share a step "
+            "(P: num_fragments, H: sync_every_steps)"
+        )
     if tau >= H:
-        raise ValueError(f"tau = {tau}: must be less than H = {H}, else two rounds of one fragment overlap")
+        raise ValueError(
+            f"tau = {tau}: must be less than H = {H}, else two rounds of one fragment overlap "
+            "(tau: overlap_steps, H: sync_every_steps)"
+        )
 
 
 def offsets(H: int, P: int) -> list[int]:

@@ -62,6 +62,8 @@ class Exchange:
         self.machine, self.policy = machine, machine.policy
         self.lines = [Line() for _ in range(machine.policy.num_fragments)]
         self.last: HandIn | None = None
+        self.wait_until_s: float | None = None  # the deadline of the wait that the trainer is in
+        self.limit: box.RunUntil = box.RunUntil(step=None)
         self.lead_from: int | None = None  # own step minus syncer's step when this incarnation started
 
     @property
@@ -158,10 +160,32 @@ class Exchange:
                 for p, line in enumerate(self.lines)
             )
             reason = f"waiting for version {self._certain(self.lines[p]) + 1} of fragment {p}"
-            self.machine.post(box.RunUntil(step=step, reason=reason))
+            self._hold(step, reason)
         elif self.policy.max_lead_steps is not None and self.lead_from is not None:
             step = self.lead_from + syncer_step + self.policy.max_lead_steps
-            self.machine.post(box.RunUntil(step=step, reason="too far ahead of the syncer"))
+            self._hold(step, "too far ahead of the syncer")
+
+    def _hold(self, step: int, reason: str) -> None:
+        self.limit = box.RunUntil(step=step, reason=reason)
+        self.machine.post(self.limit)
+        self._watch_wait()
+
+    def _watch_wait(self) -> None:
+        """A trainer that stands at its limit gets a deadline; one that may go on has none."""
+        waits = self.limit.step is not None and self.machine.step >= self.limit.step and self.last is None
+        if waits and self.wait_until_s is None:
+            self.wait_until_s = self.machine.now + self.policy.lease_s
+        elif not waits:
+            self.wait_until_s = None
+        self.machine.emit(act.SetTimer(name="wait", at_s=self.wait_until_s))
+
+    def still_waiting(self) -> None:
+        """The deadline of a wait passed: say what for, look again for what may have been missed, go on waiting."""
+        self.wait_until_s = self.machine.now + self.policy.lease_s
+        self.machine.note("waiting", reason=self.limit.reason, deadline_s=self.wait_until_s)
+        self.machine.emit(act.SetTimer(name="wait", at_s=self.wait_until_s))
+        for p in range(len(self.lines)):
+            self.fetch(p)
 
     @staticmethod
     def _certain(line: Line) -> int:
@@ -193,6 +217,8 @@ class Exchange:
 
     def boundary(self, report: box.BoundaryPassed) -> None:
         """The trainer executed commands at a boundary."""
+        if self.limit.step is not None:
+            self._watch_wait()
         for p, version in report.adopted:
             self._adopted(p, version)
         for taken in report.taken:

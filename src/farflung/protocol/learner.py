@@ -165,6 +165,8 @@ class LearnerMachine:
         if kind == "heartbeat":
             self.say(msg.Heartbeat())
             self.emit(act.SetTimer(name="heartbeat", at_s=self.now + self.policy.heartbeat_s))
+        elif kind == "wait":
+            self.exchange.still_waiting()
         elif kind == "fetch":
             self.exchange.fetch(int(rest))
         elif kind == "install" and self.phase == "installing" and self.install is not None:

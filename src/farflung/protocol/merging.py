@@ -16,6 +16,7 @@ from farflung.protocol.rounds import PATIENCE_S, Arrived, Round, Rounds, median_
 if TYPE_CHECKING:
     from farflung.protocol.syncer import SyncerMachine
 
+NARROW_MERGES = 8  # in a row, at least, before they are worth an alarm (P16)
 FATES_KEPT = 8  # rounds of a learner's fragment whose fates are remembered, for repeats
 
 
@@ -30,6 +31,7 @@ class Merging:
         self.kept: list[list[int]] = [[] for _ in range(P)]
         self.digests: dict[tuple[int, int], str] = {}  # of kept versions, by (fragment, version)
         self.fates: dict[tuple[str, int, int], dict[int, msg.Fate]] = {}
+        self.narrow = 0  # merges of one learner's work in a row
 
     def born(self, digests: list[str]) -> None:
         for fragment, digest in enumerate(digests):
@@ -125,6 +127,14 @@ class Merging:
         return {(p, r.number) for p, r in self.rounds.open.items() if learner in r.arrived}
 
     # ---- arriving ------------------------------------------------------------------------------------
+
+    def has(self, member: Member, fragment: int, number: int) -> bool:
+        """Whether this contribution of this incarnation came before: it lies in a round, or has its fate."""
+        if number in self.fates.get((member.name, member.incarnation, fragment), {}):
+            return True
+        round = self.rounds.open.get(fragment)
+        arrived = round.arrived.get(member.name) if round is not None and round.number == number else None
+        return arrived is not None and arrived.incarnation == member.incarnation
 
     def contribute(self, member: Member, event: ev.MessageArrived) -> None:
         """Give a contribution its place in the open round, or a fate at once. A repeat changes nothing."""
@@ -310,9 +320,17 @@ class Merging:
             quorum_s=None if reached is None else reached - round.opened_s, grace_s=round.grace_s,
             norm=event.norm, missed=sorted(round.missed - set(round.arrived)),
         )  # fmt: skip
+        self._watch_breadth(len(round.arrived), live)
         if not event.finite:
             detail = f"fragment {event.fragment}: version {event.version} holds the old value"
             self.hub.note("alarm", what="merge_not_finite", detail=detail)
+
+    def _watch_breadth(self, breadth: int, live: int) -> None:
+        """Raise an alarm when two cycles of merges held the work of one learner although more are live."""
+        self.narrow = self.narrow + 1 if breadth <= 1 < live else 0
+        if self.narrow == max(NARROW_MERGES, 2 * self.policy.num_fragments):
+            detail = f"the last {self.narrow} merges held one learner's work each, {live} are live"
+            self.hub.note("alarm", what="narrow_merges", detail=detail)
 
     def announce(self, member: Member, fragment: int) -> None:
         """Tell a member that was sent `Install` of the newest version."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, Group, JustifyMethod, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -166,7 +166,7 @@ def _learners(status: Status) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("learner")
     table.add_column("state", min_width=9)
-    for name in ("step", "loss", "tokens/s", "lead", "incarnation", "seen"):
+    for name in ("step", "loss", "tokens/s", "incarnation", "seen"):
         table.add_column(name, justify="right")
     for learner in status.get("learners") or []:
         state = str(learner.get("state", ""))
@@ -177,7 +177,6 @@ def _learners(status: Status) -> Table:
             _or_dash(learner.get("step"), "{}"),
             _or_dash(learner.get("loss"), "{:.3f}"),
             _or_dash(learner.get("tokens_per_s"), "", short),
-            _or_dash(learner.get("lead"), "{:+g}"),
             _or_dash(learner.get("incarnation"), "{}"),
             _or_dash(learner.get("seen_s_ago"), "{:.1f} s ago"),
             style="dim" if state in ("dead", "lost") else "",
@@ -187,8 +186,9 @@ def _learners(status: Status) -> Table:
 
 def _merges(status: Status) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for name in ("last merges", "fragment", "version", "learners", "quorum after", "grace"):
-        table.add_column(name, justify="left" if name == "last merges" else "right", no_wrap=True)
+    for name in ("last merges", "fragment", "version", "learners", "quorum", "grace"):
+        justify: JustifyMethod = "left" if name == "last merges" else "right"
+        table.add_column(name, justify=justify, no_wrap=True, min_width=len(name))
     for m in (status.get("merges") or [])[-NUM_MERGES:][::-1]:
         alone = m.get("breadth", 0) <= 1 < status.get("live", 0)
         table.add_row(

@@ -33,6 +33,11 @@ def exists(run_dir: Path) -> bool:
     return (run_dir / CHECKPOINTS / FILE).exists()
 
 
+def remove(run_dir: Path) -> None:
+    """The run is over: nobody shall resume it by mistake."""
+    (run_dir / CHECKPOINTS / FILE).unlink(missing_ok=True)
+
+
 def elapsed_s(run_dir: Path) -> float:
     """Seconds that the run had lasted. UserError when there is nothing to resume."""
     return _read_meta(run_dir)[1]

@@ -9,8 +9,10 @@ from typing import Any
 
 import msgspec
 
+from farflung.core.fragments import make_plan
+from farflung.core.vectors import describe
 from farflung.errors import UserError
-from farflung.methods import Method, from_policy, make_method
+from farflung.methods import METHODS, Method, from_policy, make_method
 from farflung.protocol.policy import Policy
 from farflung.runtime.recipe import Recipe
 from farflung.tape import CONFIG, write_atomically
@@ -52,31 +54,42 @@ def build_task(recipe: Recipe) -> Task:
     )  # fmt: skip
 
 
-def resolve(recipe: Recipe, run: str, *, elapsed_s: float = 0.0) -> RunConfig:
-    """Fill in what a recipe leaves open.
+def resolve(recipe: Recipe, run: str, *, trains: bool = True) -> RunConfig:
+    """Fill in what a recipe leaves open, and find what cannot be before anything is started.
 
     Args:
-        elapsed_s: seconds that the run had lasted when it was stopped, for a resume.
+        trains: the recipe's task is trained. False for a syncer of its own, which needs no model: with
+            `budget_tokens` given the task is not looked at, so learners may bring any model.
 
     Raises:
-        UserError: the method, its policy, the task or its data are not as they should be.
+        UserError: the method, its policy, the task, its data or the fragment plan are not as they should be.
     """
     try:
         method = make_method(recipe.method, **recipe.policy)
     except (ValueError, TypeError) as error:
-        raise UserError(str(error)) from None
+        raise UserError(f"policy: {error}" if recipe.method in METHODS else str(error)) from None
     quorum = method.policy.quorum
     if quorum != "all" and quorum > recipe.num_learners:
-        raise UserError(f"policy.quorum = {quorum}: there are only {recipe.num_learners} learners")
-    task = build_task(recipe)
+        raise UserError(
+            f"policy.quorum = {quorum}: there are only {recipe.num_learners} learners (num_learners)"
+        )
     budget = recipe.budget_tokens
-    if budget is None:
-        batch = next(task.build_batches(0, recipe.num_learners))
-        budget = recipe.steps * recipe.num_learners * task.num_tokens(batch)
+    if trains or budget is None:
+        task = build_task(recipe)
+        _check_plan(task, method)
+        batch = next(task.build_batches(0, recipe.num_learners))  # also tells of a text that is too short
+        budget = budget or recipe.steps * recipe.num_learners * task.num_tokens(batch)
     return RunConfig(
-        run=run, recipe=recipe, policy=method.policy, budget_tokens=budget,
-        started_s=time.monotonic() - elapsed_s,
-    )  # fmt: skip
+        run=run, recipe=recipe, policy=method.policy, budget_tokens=budget, started_s=time.monotonic()
+    )
+
+
+def _check_plan(task: Task, method: Method) -> None:
+    """Lay the task's model out as every learner will."""
+    try:
+        make_plan(describe(task.build_model()), method.policy.num_fragments, method.policy.fragment_plan)
+    except ValueError as error:
+        raise UserError(f"policy: {error}") from None
 
 
 def write_config(config: RunConfig, run_dir: Path) -> None:
@@ -101,12 +114,14 @@ def write_config(config: RunConfig, run_dir: Path) -> None:
 def read_config(run_dir: Path) -> RunConfig:
     """Read what `write_config` wrote. UserError when it is not there or not ours."""
     path = run_dir / CONFIG
+    if not path.is_file():
+        raise UserError(f"{run_dir}: not a run folder: there is no {CONFIG}")
     try:
         flat = json.loads(path.read_bytes())
         policy = msgspec.convert(flat.pop("policy"), Policy)
         run, started_s, budget = flat.pop("run"), flat.pop("started_s"), flat["budget_tokens"]
         flat.pop("versions")
         recipe = msgspec.convert(flat, Recipe)
-    except (OSError, ValueError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path}: not a run's configuration: {error}") from None
     return RunConfig(run=run, recipe=recipe, policy=policy, budget_tokens=budget, started_s=started_s)

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
+from urllib.parse import urlsplit
 
 import msgspec
 import torch
@@ -32,9 +33,11 @@ from farflung.runtime.arena import Arena
 from farflung.runtime.inner import ModelInner
 from farflung.runtime.mailbox import Channel, PeerGone, trainer_channel
 from farflung.runtime.recipe import LEARNER_NAME
+from farflung.runtime.security import check_token, client_context
 from farflung.runtime.sidecar import SidecarConfig
 
 Batch = TypeVar("Batch")
+CONNECT_S = 30.0  # people start learners before the syncer, but not much before
 WAIT_S = 0.5  # between looks at the mailbox while there is nothing to do
 TOKEN_VARIABLE = "FARFLUNG_TOKEN"
 
@@ -75,11 +78,14 @@ class Learner:
         save_dir: where an orderly stop writes this learner's state, and where a restart finds it.
         tape_path: where the sidecar writes its tape.
         pace_s: least seconds of a step.
+        connect_within_s: give up when nobody answers the first call for so long; None: never. A syncer that was
+            reached once may be away for any time.
         ca, cert, key: TLS files.
 
     Raises:
-        UserError: bad name, no token.
-        RunEnded: the syncer refused this learner.
+        UserError: bad name, token, address or TLS file.
+        ValueError: the model cannot be laid out in the method's fragments.
+        RunEnded: the syncer refused this learner, or nobody answered.
     """
 
     def __init__(
@@ -98,6 +104,7 @@ class Learner:
         tape_path: str | os.PathLike[str] | None = None,
         started_s: float | None = None,
         pace_s: float = 0.0,
+        connect_within_s: float | None = CONNECT_S,
         ca: str | None = None,
         cert: str | None = None,
         key: str | None = None,
@@ -108,6 +115,10 @@ class Learner:
         token = token or os.environ.get(TOKEN_VARIABLE)
         if not token:
             raise UserError(f"no join token: give token=..., or set {TOKEN_VARIABLE}")
+        check_token(token, "join token")
+        check_url(connect)
+        if connect.startswith("https"):
+            client_context(ca, cert, key)  # a wrong file shows here, not in the sidecar
         policy = method.policy
         self.plan = make_plan(describe(model), policy.num_fragments, policy.fragment_plan)
         self._method, self._model, self._run = method, model, run
@@ -133,7 +144,8 @@ class Learner:
             url=connect.rstrip("/"), token=token, learner=self.name, policy=policy, run=run,
             channel_fd=-1, uplink_fd=self._uplink.fd, uplink_sizes=list(self._uplink.sizes),
             downlink_fd=self._downlink.fd, downlink_sizes=list(self._downlink.sizes),
-            state_path=str(self._state_path), tape_path=os.fspath(tape_path) if tape_path else None,
+            state_path=str(self._state_path), connect_within_s=connect_within_s,
+            tape_path=os.fspath(tape_path) if tape_path else None,
             started_s=time.monotonic() if started_s is None else started_s, ca=ca, cert=cert, key=key,
         )  # fmt: skip
         self._sidecars = 0
@@ -262,7 +274,10 @@ class Learner:
         if tape_path is not None and self._sidecars:
             tape_path = tape_path.removesuffix(".jsonl") + f".{self._sidecars}.jsonl"
         self._sidecars += 1
-        config = msgspec.structs.replace(self._config, channel_fd=theirs.fileno(), tape_path=tape_path)
+        within_s = self._config.connect_within_s if ready.incarnation is None else None
+        config = msgspec.structs.replace(
+            self._config, channel_fd=theirs.fileno(), tape_path=tape_path, connect_within_s=within_s
+        )
         self._process = subprocess.Popen(
             [sys.executable, "-m", "farflung.runtime.sidecar"],
             stdin=subprocess.PIPE,
@@ -311,6 +326,22 @@ class Learner:
         self._waited_s = 0.0
         self._save_path.unlink()  # it is true for this start only
         return self._ready(saved.run, saved.incarnation)
+
+
+def check_url(url: str) -> None:
+    """UserError for an address that cannot be dialled.
+
+    >>> check_url("http://127.0.0.1:7070")
+    """
+    try:
+        parts = urlsplit(url)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        good = False
+    if not good:
+        raise UserError(
+            f"connect = {url!r}: write http://HOST:PORT or https://HOST:PORT, as `serve` printed it"
+        )
 
 
 def _tensor(view: memoryview) -> torch.Tensor:

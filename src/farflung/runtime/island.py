@@ -7,7 +7,7 @@ import argparse
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -19,6 +19,7 @@ from farflung.train.base import Batches, Task
 from farflung.train.loop import InnerLoop
 
 RESTART = 75  # exit code (EX_TEMPFAIL): start me again
+ORDERLY = ("finished", "suspended")  # ends that nobody needs to hear about
 
 
 class Shard:
@@ -94,12 +95,22 @@ def main() -> None:
     try:
         reason = train(
             config, connect=args.connect, name=args.name, run=config.run, tape_path=args.tape,
-            save_dir=args.save_dir, started_s=config.started_s, ca=config.recipe.serve.ca,
+            save_dir=args.save_dir, started_s=config.started_s, connect_within_s=None,
+            ca=config.recipe.serve.ca,
         )  # fmt: skip
-    except (UserError, RunEnded) as error:
-        print(f"{args.name}: {error}", file=sys.stderr)
-        sys.exit(2)
-    sys.exit(0 if reason in ("finished", "suspended") else RESTART)
+    except RunEnded as error:
+        reason = str(error)
+        if reason not in ORDERLY:
+            fail(f"{args.name}: {reason}")
+    except UserError as error:
+        fail(f"{args.name}: {error}")
+    sys.exit(0 if reason in ORDERLY else RESTART)
+
+
+def fail(line: str) -> NoReturn:
+    """End this process in a way that says: do not start me again."""
+    print(line, file=sys.stderr)
+    sys.exit(2)
 
 
 if __name__ == "__main__":

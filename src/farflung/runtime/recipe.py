@@ -106,7 +106,7 @@ def make_recipe(raw: dict[str, Any], where: str = "recipe") -> Recipe:
     try:
         recipe = msgspec.convert(raw, Recipe)
     except msgspec.ValidationError as error:
-        raise UserError(f"{where}: {field_error(error, Recipe)}") from None
+        raise UserError(f"{where}: {field_error(error, Recipe, Fault)}") from None
     _check_values(recipe, where)
     return recipe
 

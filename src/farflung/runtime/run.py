@@ -23,7 +23,7 @@ from farflung.runtime.faults import Faults
 from farflung.runtime.processes import Child
 from farflung.runtime.recipe import Recipe
 from farflung.runtime.security import client_context, new_token
-from farflung.runtime.serve import SYNCER
+from farflung.runtime.serve import SYNCER, check_serve
 from farflung.runtime.transport import TransportError
 
 POLL_S = 0.25
@@ -67,6 +67,7 @@ class Supervisor:
         self._evaluator: Child | None = None
         self._islands: dict[str, Child] = {}
         self._starts: dict[str, int] = {}
+        self._lost: set[str] = set()  # learners that are not started again
         self._outcome: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._evaluated = asyncio.Event()
@@ -151,14 +152,21 @@ class Supervisor:
             self._record("process", learner=name, event="exited", code=code)
             if code in (0, UNWELCOME) or self._outcome.done() or self.interrupted:
                 if code == UNWELCOME:
-                    self._note(f"{name} cannot take part: {last_line(self._log(name))}")
+                    self._give_up_on(name, f"cannot take part: {last_line(self._log(name))}")
                 return
             if self._starts[name] > RESTARTS:
-                self._note(f"{name} died {RESTARTS} times: given up, see {self._log(name)}")
+                self._give_up_on(name, f"died {RESTARTS} times: given up, see {self._log(name)}")
                 return
             self._note(f"{name} exited with code {code}; starting it again")
             await asyncio.sleep(self.config.recipe.restart_s)
             await self._start_island(name)
+
+    def _give_up_on(self, name: str, why: str) -> None:
+        """Go on without a learner; without any, there is nothing to go on with."""
+        self._note(f"{name} {why}")
+        self._lost.add(name)
+        if len(self._lost) == len(self._islands) and not self._outcome.done():
+            self._outcome.set_exception(UserError(f"no learner is left: {name} {why}"))
 
     # ---- watching ------------------------------------------------------------------------------------
 
@@ -305,6 +313,7 @@ async def run_recipe(
 ) -> tuple[RunConfig, Supervisor, str]:
     """Start a new run in an empty folder and see it through."""
     config = resolve(recipe, secrets.token_hex(4))
+    check_serve(recipe.serve)
     new_run_dir(out)
     write_config(config, out)
     supervisor = Supervisor(config, out, resume=False, show=show)
@@ -317,6 +326,7 @@ async def resume_run(
     """Go on with a run that was stopped in order."""
     old = read_config(run_dir)
     elapsed_s = checkpoint.elapsed_s(run_dir)
+    check_serve(old.recipe.serve)
     config = RunConfig(
         run=old.run, recipe=old.recipe, policy=old.policy, budget_tokens=old.budget_tokens,
         started_s=time.monotonic() - elapsed_s,

@@ -35,8 +35,17 @@ def load_token(path: str | os.PathLike[str]) -> str:
         token = Path(path).read_text(encoding="ascii").strip()
     except (OSError, ValueError) as error:
         raise UserError(f"join token {os.fspath(path)}: {one_line(error)}") from None
-    if not token or not token.isprintable() or " " in token:
-        raise UserError(f"join token {os.fspath(path)}: expected one word")
+    return check_token(token, f"join token {os.fspath(path)}")
+
+
+def check_token(token: str, where: str) -> str:
+    """Return a token that fits in a header; else UserError, which never shows the token itself.
+
+    >>> check_token("0b5c", "FARFLUNG_TOKEN")
+    '0b5c'
+    """
+    if not token or not token.isascii() or not token.isprintable() or " " in token:
+        raise UserError(f"{where}: expected one word of printable ASCII, as `farflung serve` prints it")
     return token
 
 

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import signal
+import ssl
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -24,11 +25,32 @@ from farflung.protocol.syncer import SyncerMachine
 from farflung.runtime import checkpoint
 from farflung.runtime.config import RunConfig, read_config
 from farflung.runtime.lifeline import follow_parent
-from farflung.runtime.security import check_listen, server_context
-from farflung.runtime.server import HUB, start
+from farflung.runtime.recipe import Serve
+from farflung.runtime.security import check_listen, client_context, server_context
+from farflung.runtime.server import HUB, check_free, start
 from farflung.runtime.syncer import SyncerDriver
 
 SYNCER = "syncer.json"  # in the run folder: what only the syncer knows at the end
+
+
+def check_serve(options: Serve) -> ssl.SSLContext | None:
+    """Find what would keep a syncer from listening as told; returns its TLS context, None for plain HTTP.
+
+    Raises:
+        UserError: TLS files that are missing or wrong, TLS missing beyond loopback, an address that is taken.
+    """
+    check_listen(options.host, options.cert is not None, options.insecure)
+    if options.cert is None and (options.key or options.client_ca):
+        raise UserError(
+            "serve.key and serve.client_ca need serve.cert: give the certificate, or leave them out"
+        )
+    if options.ca is not None:
+        client_context(options.ca)
+    tls = None
+    if options.cert is not None:
+        tls = server_context(options.cert, options.key or options.cert, options.client_ca)
+    check_free(options.host, options.port)
+    return tls
 
 
 async def serve(
@@ -50,10 +72,7 @@ async def serve(
         UserError: the address cannot be had or needs TLS, or there is nothing to resume.
     """
     options = config.recipe.serve
-    check_listen(options.host, options.cert is not None, options.insecure)
-    tls = None
-    if options.cert is not None:
-        tls = server_context(options.cert, options.key or options.cert, options.client_ca)
+    tls = check_serve(options)
     machine = SyncerMachine(
         config.policy, run=config.run, num_learners=config.recipe.num_learners,
         budget_tokens=config.budget_tokens,
@@ -67,6 +86,7 @@ async def serve(
     try:
         scheme = "https" if tls is not None else "http"
         host = options.advertise or ("127.0.0.1" if options.host in ("0.0.0.0", "::") else options.host)
+        host = f"[{host}]" if ":" in host else host  # IPv6
         driver.checkpoint = lambda: _checkpoint(run_dir, driver, config)
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(
@@ -74,6 +94,8 @@ async def serve(
             )
         ready(f"{scheme}://{host}:{port}")
         reason = await driver.finished
+        if reason == "finished":
+            checkpoint.remove(run_dir)
     finally:
         with contextlib.suppress(Exception):
             _write_results(run_dir, driver)

@@ -9,6 +9,7 @@ import errno
 import hmac
 import itertools
 import logging
+import socket
 import ssl
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable
@@ -157,10 +158,29 @@ async def start(
         await web.TCPSite(runner, host, port, ssl_context=ssl_context).start()
     except OSError as error:
         await runner.cleanup()
-        taken = error.errno == errno.EADDRINUSE
-        why = "is taken; choose another port, or 0 for any" if taken else f"cannot be used: {one_line(error)}"
-        raise UserError(f"address {host}:{port} {why}") from None
+        raise unusable(host, port, error) from None
     return runner, int(runner.addresses[0][1])
+
+
+def check_free(host: str, port: int) -> None:
+    """UserError when `start` could not listen there now."""
+    try:
+        family, kind, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            probe.listen()
+    except OSError as error:
+        raise unusable(host, port, error) from None
+
+
+def unusable(host: str, port: int, error: OSError) -> UserError:
+    """Why an address cannot be listened on, for a person."""
+    if error.errno == errno.EADDRINUSE:
+        return UserError(f"address {host}:{port} is taken; choose another port, or 0 for any")
+    return UserError(
+        f"address {host}:{port} cannot be used: {one_line(error)}; set serve.host and serve.port"
+    )
 
 
 def refusal(status: int, reason: str, detail: str) -> web.Response:

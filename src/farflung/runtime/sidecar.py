@@ -8,6 +8,7 @@ training.
 import asyncio
 import contextlib
 import mmap
+import signal
 import socket
 import ssl
 import sys
@@ -50,6 +51,7 @@ class SidecarConfig(msgspec.Struct, frozen=True, kw_only=True):
     downlink_fd: int
     downlink_sizes: list[int]
     state_path: str
+    connect_within_s: float | None = None  # for the first connection; None: dial until somebody answers
     run: str | None = None
     tape_path: str | None = None
     started_s: float = 0.0  # of the run, on this machine's monotonic clock
@@ -77,6 +79,8 @@ class Sidecar:
         self._downlink = Arena.open(config.downlink_fd, config.downlink_sizes)
         self._client = HubClient(config.url, config.token, config.run, config.ssl(), learner=config.learner)
         self._link: ControlLink | None = None
+        self._was_linked = False
+        self._began_s = time.monotonic()
         self._uploads: dict[str, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         sock = socket.socket(fileno=config.channel_fd)
@@ -158,13 +162,15 @@ class Sidecar:
                 self._link = await self._client.connect()
                 break
             except Refused as error:
-                self._channel.send(box.End(reason=f"refused ({error.reason}): {error.detail}"))
-                if not self.exit.done():
-                    self.exit.set_result(act.Exit(reason=str(error), ok=False))
+                self._give_up(str(error))
                 return
-            except TransportError:
+            except TransportError as error:
+                if self._hopeless():
+                    self._give_up(f"nobody answered within {self.config.connect_within_s:g} s: {error}")
+                    return
                 await asyncio.sleep(RECONNECT_S[min(attempt, len(RECONNECT_S) - 1)])
         assert self._link is not None
+        self._was_linked = True
         link = self._link
         self.feed(ev.LinkUp())
         async for message in link:
@@ -173,6 +179,16 @@ class Sidecar:
         await link.close()
         if not self.exit.done():
             self.feed(ev.LinkDown(reason=link.reason))
+
+    def _hopeless(self) -> bool:
+        """Whether a syncer that nobody ever reached was dialled for long enough."""
+        limit_s = self.config.connect_within_s
+        return limit_s is not None and not self._was_linked and time.monotonic() - self._began_s >= limit_s
+
+    def _give_up(self, reason: str) -> None:
+        self._channel.send(box.End(reason=reason))
+        if not self.exit.done():
+            self.exit.set_result(act.Exit(reason=reason, ok=False))
 
     # ---- bulk ----------------------------------------------------------------------------------------
 
@@ -234,6 +250,7 @@ async def _main(config: SidecarConfig) -> None:
 
 def main() -> None:
     config = msgspec.json.decode(sys.stdin.buffer.readline(), type=SidecarConfig)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's; its last words go through us
     asyncio.run(_main(config))
 
 

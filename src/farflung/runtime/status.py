@@ -19,7 +19,8 @@ def status(
     """One JSON-able snapshot of a run, read from its machine."""
     notes = list(recent)
     members = machine.membership.sorted()
-    training = [m for m in members if m.state == "training" and m.live(now)]
+    pace = machine.policy.pace
+    training = [m for m in members if _state(m, now, pace) in ("training", "waiting") and m.steps_done]
     merges = [n for n in notes if n["kind"] == "merged"]
     open_rounds = {(p, r.number) for p, r in machine.merging.rounds.open.items() if not r.merging}
     waits = {
@@ -40,7 +41,7 @@ def status(
         "bytes_up": traffic.bytes_up,
         "bytes_down": traffic.bytes_down,
         "bytes_control": traffic.bytes_control,
-        "learners": [_learner(m, now, machine.policy.pace) for m in members],
+        "learners": [_learner(m, now, pace) for m in members],
         "merges": [_merge(n) for n in merges[-RECENT:]],
         "num_merges": machine.merging.rounds.closed,
         "waiting": list(waits.values())[-2:],

@@ -92,6 +92,8 @@ class SyncerDriver:
                 self._timers.set(action.name, action.at_s)
             case act.Note():
                 self.notes.append({"t": self.clock(), "kind": action.kind, **action.data})
+                if action.kind in ("lost", "left"):
+                    self._forget_uploads(action.data["learner"], action.data["incarnation"])
             case act.Merge():
                 assert self.hub is not None
                 self._spawn(self._merge(action, self.hub.begin(action)))
@@ -174,8 +176,11 @@ class SyncerDriver:
         """Check the model that a member describes; the first one shapes the hub."""
         if not LEARNER_NAME.fullmatch(join.learner):
             return f"learner name {join.learner!r}: use letters, digits, '_' and '-', at most 64"
-        if self.hub is not None or self.machine.admission.fingerprint is not None:
-            return None
+        if (
+            self.machine.admission.fingerprint is not None
+            or join.method != self.machine.admission.method_digest
+        ):
+            return None  # the machine compares
         try:
             plan = FragmentPlan.from_json(join.layout)
         except ValueError as error:
@@ -193,6 +198,9 @@ class SyncerDriver:
         if member is None or self.hub is None or not 0 <= message.fragment < self.method.policy.num_fragments:
             return event
         name = objects.contribution(member.name, member.incarnation, message.fragment, message.round)
+        if self.machine.merging.has(member, message.fragment, message.round):
+            self._forget(name)  # a repeat: it must not take the place of what is merged, or waits to be
+            return event
         payload = self._objects.get(name)
         if payload is None:
             return msgspec.structs.replace(event, problem="missing: the object never arrived whole")
@@ -255,6 +263,12 @@ class SyncerDriver:
             self.app[HUB].inbox.forget(name)
         self._arriving.pop(name, None)
         self._objects.pop(name, None)
+
+    def _forget_uploads(self, learner: str, incarnation: int) -> None:
+        """Drop what a process that is gone had begun to send; what it had handed over still counts."""
+        for name in [*self._arriving, *self._objects]:
+            if name.split(".")[1:3] == [learner, str(incarnation)]:
+                self._forget(name)
 
     def source(self, name: str) -> memoryview:
         kind, _, rest = name.partition(".")

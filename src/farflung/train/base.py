@@ -1,5 +1,6 @@
 """What the rest of the library may ask of a task: model, optimizer, data, loss, schedule."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -95,5 +96,5 @@ class TaskConfig:
             value = getattr(self, name)
             if not isinstance(value, int) or value < least:
                 raise UserError(f"{name} = {value!r}: give a whole number of at least {least}")
-        if self.lr is not None and not self.lr > 0:
+        if self.lr is not None and not 0 < self.lr < math.inf:
             raise UserError(f"lr = {self.lr!r}: give a peak learning rate above 0, or leave it out")
