@@ -62,8 +62,8 @@ def run(
     data.path, scale, num_learners, steps or budget_tokens, batch_size, lr, warmup_steps, seed, threads, evals,
     eval_batches, pace_s, restart_s, serve.*, [[faults]]. A wrong key or value is told with what is allowed.
 
-    The run folder then holds report.html, summary.json, model.safetensors, the tape of every event and decision, and
-    logs. Ctrl-C stops in order: fragments, outer state, ledger and every learner's state are written, and
+    The run folder then holds report.html, summary.json, model.safetensors, logs, and the tape of every event and
+    decision. Ctrl-C stops in order: fragments, outer state, ledger and every learner's state are written, and
     `farflung run --resume DIR` goes on from there. Exit codes: 0 finished or stopped in order, 2 bad input (one
     line says what to do), 130 interrupted before there was anything to save.
     """

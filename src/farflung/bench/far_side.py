@@ -12,6 +12,7 @@ import sys
 import threading
 
 from farflung.runtime.lifeline import follow_parent
+from farflung.runtime.memory import keep_freed_memory
 from farflung.runtime.server import LearnerLink, make_app, start
 
 OBJECT = "bench"
@@ -62,6 +63,7 @@ def serve_plain(listener: socket.socket, num_bytes: int) -> None:
 
 
 async def main() -> None:
+    keep_freed_memory()
     num_bytes = int(sys.argv[1])
     follow_parent()
     listener = socket.create_server(("127.0.0.1", 0))

@@ -50,7 +50,7 @@ class Blocks:
 
     def learning(self) -> float:
         # The bare steps since the last boundary are no part of a step: the syncer paces its rounds by that time.
-        self._learner._step_began = time.perf_counter()
+        self._learner.restart_clock()
         for _ in range(self._settings.lead_steps):
             self._learner_step()
         held = sum(self._learner.trainer.island.versions)

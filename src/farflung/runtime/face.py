@@ -208,6 +208,10 @@ class Learner:
         self._waited_s = self._wait()
         self._step_began = time.perf_counter()
 
+    def restart_clock(self) -> None:
+        """Call after work between two steps that is no training (an evaluation): it does not count as a step."""
+        self._step_began = time.perf_counter()
+
     def close(self) -> None:
         """Leave the run, if it is not over, and end the sidecar."""
         with contextlib.suppress(PeerGone, AttributeError):

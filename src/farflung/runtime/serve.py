@@ -25,6 +25,7 @@ from farflung.protocol.syncer import SyncerMachine
 from farflung.runtime import checkpoint
 from farflung.runtime.config import RunConfig, read_config
 from farflung.runtime.lifeline import follow_parent
+from farflung.runtime.memory import keep_freed_memory
 from farflung.runtime.recipe import Serve
 from farflung.runtime.security import check_listen, client_context, server_context
 from farflung.runtime.server import HUB, check_free, start
@@ -135,6 +136,7 @@ def main() -> None:
     parser.add_argument("--stop-within-s", type=float)
     args = parser.parse_args()
     follow_parent()
+    keep_freed_memory()
     torch.set_num_threads(1)
     config = read_config(args.run_dir)
     try:

@@ -29,6 +29,7 @@ from farflung.protocol.policy import Policy
 from farflung.runtime.arena import Arena
 from farflung.runtime.client import ControlLink, HubClient
 from farflung.runtime.mailbox import AsyncChannel, sidecar_channel
+from farflung.runtime.memory import keep_freed_memory
 from farflung.runtime.recorder import Recorder
 from farflung.runtime.security import client_context
 from farflung.runtime.timers import Timers
@@ -249,6 +250,7 @@ async def _main(config: SidecarConfig) -> None:
 
 
 def main() -> None:
+    keep_freed_memory()
     config = msgspec.json.decode(sys.stdin.buffer.readline(), type=SidecarConfig)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's; its last words go through us
     asyncio.run(_main(config))

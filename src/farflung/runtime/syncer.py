@@ -55,6 +55,7 @@ class SyncerDriver:
         self._links: dict[int, LearnerLink] = {}
         self._arriving: dict[str, memoryview] = {}
         self._objects: dict[str, memoryview] = {}
+        self._free: dict[int, list[memoryview]] = {}  # buffers of contributions, by size, to be used again
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tensors")
         self._tasks: set[asyncio.Task[None]] = set()
         self.app: web.Application | None = None
@@ -213,7 +214,7 @@ class SyncerDriver:
 
     async def _inspect_seed(self, event: ev.MessageArrived) -> ev.MessageArrived:
         member = self.machine.membership.of(event.connection)
-        if member is None or self.hub is None or self.machine.admission.seeder != member.name:
+        if member is None or self.hub is None or member.state != "seeding":
             return event
         names = [
             objects.seed(member.name, member.incarnation, p) for p in range(self.method.policy.num_fragments)
@@ -235,7 +236,8 @@ class SyncerDriver:
             return None
         if expected != total_bytes and not name.startswith("state."):
             raise Refused("size", f"{name}: {total_bytes} bytes, {expected} expected")
-        self._arriving[name] = memoryview(bytearray(total_bytes))
+        free = self._free.get(total_bytes)
+        self._arriving[name] = free.pop() if free else memoryview(bytearray(total_bytes))
         return self._arriving[name]
 
     def _expected_bytes(self, name: str) -> int | None:
@@ -261,8 +263,9 @@ class SyncerDriver:
     def _forget(self, name: str) -> None:
         if self.app is not None:
             self.app[HUB].inbox.forget(name)
-        self._arriving.pop(name, None)
-        self._objects.pop(name, None)
+        buffer = self._arriving.pop(name, None) or self._objects.pop(name, None)
+        if buffer is not None and name.startswith("contribution."):
+            self._free.setdefault(len(buffer), []).append(buffer)
 
     def _forget_uploads(self, learner: str, incarnation: int) -> None:
         """Drop what a process that is gone had begun to send; what it had handed over still counts."""
