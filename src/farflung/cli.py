@@ -67,10 +67,10 @@ def run(
     `farflung run --resume DIR` goes on from there. Exit codes: 0 finished or stopped in order, 2 bad input (one
     line says what to do), 130 interrupted before there was anything to save.
     """
+    from farflung.recipe import load_recipe
     from farflung.report.live import LiveView, result_table
     from farflung.runtime import checkpoint
     from farflung.runtime import run as runs
-    from farflung.runtime.recipe import load_recipe
 
     console = Console(stderr=True)
     if resume is not None and (recipe is not None or settings or out is not None):
@@ -142,11 +142,11 @@ def serve(
     import secrets
 
     from farflung import tape
-    from farflung.runtime.config import resolve, write_config
-    from farflung.runtime.recipe import load_recipe
+    from farflung.config import resolve, write_config
+    from farflung.recipe import load_recipe
     from farflung.runtime.run import new_run_dir
     from farflung.runtime.security import check_token, new_token, save_token
-    from farflung.runtime.serve import check_serve
+    from farflung.runtime.serve import SYNCER, check_serve
     from farflung.runtime.serve import serve as serve_run
 
     sys.path.insert(0, os.getcwd())
@@ -165,12 +165,16 @@ def serve(
         if config.recipe.serve.ca is not None:
             options += ["--ca", config.recipe.serve.ca]
         line = shlex.join(["farflung", "join", *options, "--connect", url, "--name", "learner-0"])
-        print(f"serving run {config.run}; start each learner, under a name of its own, with\n")
-        print(f"  FARFLUNG_TOKEN={token} {line}\n", flush=True)
+        print(f"serving run {config.run} at {url}; start each learner, under a name of its own, with\n")
+        print(f"  FARFLUNG_TOKEN={token} {line}\n")
+        print("or in a loop of your own with farflung.Learner(..., connect=...)", flush=True)
 
     outcome = asyncio.run(serve_run(config, run_dir, token, ready=ready))
+    results = json.loads((run_dir / SYNCER).read_bytes())
+    _close(run_dir, {**results, "outcome": outcome, "kills": 0, "wall_s": config.clock()})
     model = run_dir / tape.MODEL
     print(f"{outcome}: {model}" if model.exists() else f"{outcome}: nobody trained")
+    print(f"report: {run_dir / tape.REPORT}")
 
 
 @app.command()
@@ -195,10 +199,10 @@ def join(
     syncer that goes away later is waited for. Started again under its old name it goes on with its own part of
     the data. Ctrl-C leaves the run.
     """
-    from farflung.runtime.config import resolve
+    from farflung.config import resolve
+    from farflung.recipe import load_recipe
     from farflung.runtime.face import RunEnded
     from farflung.runtime.island import ORDERLY, train
-    from farflung.runtime.recipe import load_recipe
 
     sys.path.insert(0, os.getcwd())
     config = resolve(load_recipe(recipe, settings or []), "")

@@ -88,8 +88,14 @@ def test_a_recipe_that_cannot_be_read_is_one_line(farflung, verb, name, message)
         ("faults=3", "faults: expected array, got int"),
         ("faults=[3]", "faults[0]: expected table, got int"),
         ("faults=missing.toml", "missing.toml: No such file"),
-        ('faults=[{kind="kil",target="learner-0",at_s=1}]', "invalid enum value 'kil' (known: freeze, kill, slow)"),
-        ('faults=[{kind="kill",targt="learner-0",at_s=1}]', "fault 1: unknown key 'targt' (did you mean 'target'?)"),
+        (
+            'faults=[{kind="kil",target="learner-0",at_s=1}]',
+            "invalid enum value 'kil' (known: freeze, kill, slow)",
+        ),
+        (
+            'faults=[{kind="kill",targt="learner-0",at_s=1}]',
+            "fault 1: unknown key 'targt' (did you mean 'target'?)",
+        ),
         ("num_learners=0", "num_learners = 0: must be at least 1"),
         ("pace_s=nan", "pace_s = nan: must be at least 0"),
         ("restart_s=inf", "restart_s = inf: must be at least 0"),
@@ -212,16 +218,20 @@ def test_a_run_folder_that_is_taken_is_one_line(farflung, verb, out, message):
 
 
 def test_what_was_not_stopped_in_order_cannot_be_resumed(farflung):
-    assert "missing: not a run folder: there is no config.json" in one_line(farflung("run", "--resume", "missing"))
+    assert "missing: not a run folder: there is no config.json" in one_line(
+        farflung("run", "--resume", "missing")
+    )
     assert "there/config.json: not a run's configuration" in one_line(farflung("run", "--resume", "there"))
 
 
 def test_a_run_that_finished_cannot_be_resumed(farflung, folder):
-    from farflung.runtime.config import resolve, write_config
-    from farflung.runtime.recipe import make_recipe
+    from farflung.config import resolve, write_config
+    from farflung.recipe import make_recipe
 
     write_config(resolve(make_recipe({"budget_tokens": 9}), "run", trains=False), folder / "there")
-    assert "there: nothing to resume: only a run stopped in order" in one_line(farflung("run", "--resume", "there"))
+    assert "there: nothing to resume: only a run stopped in order" in one_line(
+        farflung("run", "--resume", "there")
+    )
     (folder / "there" / "checkpoints").mkdir()
     (folder / "there" / "checkpoints" / "syncer.safetensors").write_bytes(b"cut off")
     assert "there: nothing to resume" in one_line(farflung("run", "--resume", "there"))
@@ -232,7 +242,9 @@ def test_a_resumed_run_takes_nothing_else(farflung, more):
     assert "--resume takes the run as it is" in one_line(farflung("run", "--resume", "there", *more))
 
 
-@pytest.mark.parametrize("args", [["there"], ["missing"], ["short.txt"], ["--json", "there"], ["there", "missing"]])
+@pytest.mark.parametrize(
+    "args", [["there"], ["missing"], ["short.txt"], ["--json", "there"], ["there", "missing"]]
+)
 def test_a_report_of_what_is_no_run_is_one_line(farflung, args):
     assert "not a run folder" in one_line(farflung("report", *args))
 

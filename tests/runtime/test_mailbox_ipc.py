@@ -9,9 +9,9 @@ import sys
 import msgspec
 import pytest
 
+from farflung.ipc.arena import Arena
+from farflung.ipc.channel import AsyncChannel, PeerGone, sidecar_channel, trainer_channel
 from farflung.protocol.mailbox import Adopt, BoundaryPassed, End, Ended, SaveDone, Seed, Taken
-from farflung.runtime.arena import Arena
-from farflung.runtime.mailbox import AsyncChannel, PeerGone, sidecar_channel, trainer_channel
 
 
 @pytest.fixture
@@ -200,8 +200,8 @@ def test_another_process_reaches_arena_and_mailbox_by_descriptor_without_loading
     code = (
         "import socket, sys\n"
         "import farflung.runtime.client, farflung.runtime.server\n"
-        "from farflung.runtime.arena import Arena\n"
-        "from farflung.runtime.mailbox import sidecar_channel\n"
+        "from farflung.ipc.arena import Arena\n"
+        "from farflung.ipc.channel import sidecar_channel\n"
         "from farflung.protocol.mailbox import End\n"
         "Arena.open(int(sys.argv[1]), [16]).slot(0)[:] = b'sixteen letters!'\n"
         "channel = sidecar_channel(socket.socket(fileno=int(sys.argv[2])))\n"

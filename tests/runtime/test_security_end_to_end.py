@@ -1,13 +1,16 @@
 """A syncer behind real sockets, and clients that are wrong, broken or hostile: each changes nothing, is counted,
 and is told why (P1, P6, P13)."""
 
+import asyncio
 import json
 import math
 import time
 from collections.abc import Callable
 
 import aiohttp
+import msgspec
 import pytest
+import safetensors.torch
 import torch
 from torch import nn
 
@@ -24,18 +27,20 @@ from farflung.runtime.syncer import SyncerDriver
 from farflung.runtime.transport import Refused
 
 TOKEN, RUN = "open-sesame", "run-1"
+DEADLOCK_S = 20.0
 AUTH = {"Authorization": f"Bearer {TOKEN}"}
-METHOD = decoupled(num_fragments=1, sync_every_steps=1, overlap_steps=0, lease_s=1000.0, grace_gamma=0.0)
-METHOD_NAME = f"decoupled:{METHOD.policy.digest()}"
+PLAIN = {"num_fragments": 1, "sync_every_steps": 1, "overlap_steps": 0, "lease_s": 1000.0, "grace_gamma": 0.0}
 MODEL = nn.Linear(2, 1)
 PLAN = make_plan(describe(MODEL), 1)
 THETA_N = torch.tensor([1.0, 2.0, 3.0])  # bias and weight, in name order
+SIZE_BYTES = 12  # of a payload and of a value
 
 
 class Hand:
     """A learner played by hand over real sockets."""
 
-    def __init__(self, url: str, name: str) -> None:
+    def __init__(self, url: str, name: str, method: str) -> None:
+        self.method = method
         self.name, self.client = name, HubClient(url, TOKEN, RUN, learner=name, backoff_s=())
         self.link: ControlLink
         self.incarnation, self.sequence = 0, 0
@@ -46,15 +51,16 @@ class Hand:
         self.heard = self.link.__aiter__()
         join = msg.Join(
             protocol=msg.PROTOCOL, run=RUN, learner=self.name, fingerprint=PLAN.fingerprint(),
-            layout=PLAN.to_json(), method=METHOD_NAME,
+            layout=PLAN.to_json(), method=self.method,
         )  # fmt: skip
-        self.link.send(msg.msgspec.structs.replace(join, **changes))
+        self.link.send(msgspec.structs.replace(join, **changes))
 
     async def hear(self, kind: type) -> msg.Message:
         """The next message of a kind."""
-        async for message in self.heard:
-            if isinstance(message, kind):
-                return message
+        async with asyncio.timeout(DEADLOCK_S):
+            async for message in self.heard:
+                if isinstance(message, kind):
+                    return message
         raise AssertionError(f"no {kind.__name__}: {self.link.reason}")
 
     async def enter(self) -> None:
@@ -62,11 +68,7 @@ class Hand:
         self.incarnation = (await self.hear(msg.Welcome)).incarnation
 
     async def put(self, name: str, values_N: torch.Tensor) -> None:
-        data = bytearray(64)  # one aligned section
-        data[:12] = values_N.numpy().tobytes()
-        await self.client.put_object(name, memoryview(data)[: self.size])
-
-    size = 12
+        await self.client.put_object(name, memoryview(values_N.numpy().tobytes()))
 
     async def seed(self) -> None:
         await self.hear(msg.SeedRequest)
@@ -99,7 +101,7 @@ class Hand:
 
     def contribution(self, round: int, base: int = 0) -> msg.Contribute:
         return msg.Contribute(
-            fragment=0, round=round, base_version=base, steps=1, tokens=10, num_bytes=self.size
+            fragment=0, round=round, base_version=base, steps=1, tokens=10, num_bytes=SIZE_BYTES
         )
 
     async def close(self) -> None:
@@ -109,9 +111,14 @@ class Hand:
 
 
 @pytest.fixture
-async def driver():
-    machine = SyncerMachine(METHOD.policy, run=RUN, num_learners=1, budget_tokens=10**9)
-    driver = SyncerDriver(METHOD, machine, time.monotonic, None)
+def method():
+    return decoupled(**PLAIN)
+
+
+@pytest.fixture
+async def driver(method):
+    machine = SyncerMachine(method.policy, run=RUN, num_learners=1, budget_tokens=10**9)
+    driver = SyncerDriver(method, machine, time.monotonic, None)
     yield driver
     machine.validate()
     driver.close()
@@ -125,11 +132,11 @@ async def url(driver):
 
 
 @pytest.fixture
-async def hand(url) -> Callable[[str], Hand]:
+async def hand(url, method) -> Callable[[str], Hand]:
     hands = []
 
     def make(name: str) -> Hand:
-        hands.append(Hand(url, name))
+        hands.append(Hand(url, name, f"decoupled:{method.policy.digest()}"))
         return hands[-1]
 
     yield make
@@ -137,8 +144,15 @@ async def hand(url) -> Callable[[str], Hand]:
         await each.close()
 
 
+async def until(happened: Callable[[], bool]) -> None:
+    """Let the loop turn until something has happened at the syncer."""
+    async with asyncio.timeout(DEADLOCK_S):
+        while not happened():
+            await asyncio.sleep(0)
+
+
 @pytest.fixture
-async def ada(hand) -> Hand:
+async def ada(hand, driver) -> Hand:
     """An honest learner that trains, with an open invitation to round `ada.round`."""
     ada = hand("ada")
     await ada.enter()
@@ -146,6 +160,7 @@ async def ada(hand) -> Hand:
     ada.boundary()
     ada.round = (await ada.hear(msg.Invite)).round
     ada.boundary((0, ada.round))
+    await until(lambda: driver.machine.ledger.tokens_trained == 20)
     return ada
 
 
@@ -174,7 +189,7 @@ ROUTES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("method", "path"), ROUTES)
+@pytest.mark.parametrize(("verb", "path"), ROUTES)
 @pytest.mark.parametrize(
     ("headers", "status", "reason"),
     [
@@ -186,15 +201,15 @@ ROUTES = [
     ids=["no token", "wrong token", "wrong scheme", "foreign run"],
 )
 async def test_a_stranger_changes_nothing_on_any_route(
-    url, driver, ada, state, method, path, headers, status, reason
+    url, driver, ada, state, verb, path, headers, status, reason
 ):
     before = state()
-    async with aiohttp.ClientSession() as session:
-        async with session.request(method, f"{url}{path}", headers=headers, data=b"x") as response:
-            assert response.status == status
-            assert response.headers["X-Farflung-Reason"] == reason
-            if method != "HEAD":
-                assert (await response.json())["reason"] == reason
+    request = aiohttp.request(verb, f"{url}{path}", headers=headers, data=b"x")
+    async with request as response:
+        assert response.status == status
+        assert response.headers["X-Farflung-Reason"] == reason
+        if verb != "HEAD":
+            assert (await response.json())["reason"] == reason
     assert driver.machine.refused == {reason: 1}
     assert driver.machine.phase == "training"
     assert state() == before
@@ -221,7 +236,11 @@ async def test_what_was_refused_is_shown_in_the_status(url, ada):
         ({"protocol": 99}, "protocol", "you speak protocol 99"),
         ({"run": "run-2"}, "run", "you belong to run 'run-2', this syncer serves 'run-1'"),
         ({"method": "diloco:00000000"}, "method", "your method is diloco:00000000, this run uses decoupled:"),
-        ({"fingerprint": "other"}, "fingerprint", "your model (names, shapes, dtypes, fragment plan) differs"),
+        (
+            {"fingerprint": "other"},
+            "fingerprint",
+            "your model (names, shapes, dtypes, fragment plan) differs",
+        ),
         ({"incarnation": 7}, "fenced", "incarnation 7 was replaced"),
         ({"learner": "no.dots"}, "layout", "learner name 'no.dots'"),
     ],
@@ -248,7 +267,9 @@ async def test_a_refused_model_does_not_shape_the_run(hand, driver):
     assert driver.hub.model_tensors()["weight"].tolist() == [[2.0, 3.0]]
 
 
-@pytest.mark.parametrize("layout", ["", "{}", "[1]", PLAN.to_json()[:-9], make_plan(describe(MODEL), 2).to_json()])
+@pytest.mark.parametrize(
+    "layout", ["", "{}", "[1]", PLAN.to_json()[:-9], make_plan(describe(MODEL), 2).to_json()]
+)
 async def test_a_layout_that_is_none_is_refused(hand, driver, layout):
     eve = hand("eve")
     await eve.call(layout=layout)
@@ -268,21 +289,19 @@ async def test_a_malformed_frame_costs_only_its_connection(url, driver, ada, sta
         await socket.send_bytes(frame)
         end = await socket.receive()
     assert end.type is aiohttp.WSMsgType.CLOSE and end.extra
-    assert driver.machine.refused == {"frame": 1}
+    await until(lambda: driver.machine.refused == {"frame": 1})
     assert state() == before
     assert (await ada.contribute(ada.round, torch.zeros(3))).fate == "merged"
 
 
-async def test_messages_before_join_are_refused(url, hand, driver, ada, state):
+async def test_messages_before_join_are_refused(hand, driver, ada, state):
     before, eve = state(), hand("eve")
     eve.link = await eve.client.connect()
     eve.heard = eve.link.__aiter__()
     for message in (eve.contribution(1), msg.Seeded(), msg.Leave(reason="x"), msg.HandedIn()):
         eve.link.send(message)
-    await eve.call()  # another connection; the first one has been read when this one is answered
-    await eve.client.call("GET", "/status")
-    assert driver.machine.refused["not_joined"] >= 1
-    assert state()[:3] == before[:3]
+    await until(lambda: driver.machine.refused == {"not_joined": 4})
+    assert state() == before
 
 
 # ---- objects ---------------------------------------------------------------------------------------------
@@ -300,7 +319,7 @@ async def test_messages_before_join_are_refused(url, hand, driver, ada, state):
 async def test_an_object_that_nobody_expects_is_turned_away(ada, driver, state, name):
     before = state()
     with pytest.raises(Refused, match="not expected here"):
-        await ada.client.put_object(name, memoryview(bytes(12)))
+        await ada.client.put_object(name, memoryview(bytes(SIZE_BYTES)))
     assert driver.machine.refused == {"object": 1}
     assert state() == before
 
@@ -309,17 +328,18 @@ async def test_an_object_that_nobody_expects_is_turned_away(ada, driver, state, 
 async def test_an_object_of_the_wrong_size_is_turned_away(ada, driver, state, num_bytes):
     before = state()
     name = objects.contribution("ada", 1, 0, ada.round)
-    with pytest.raises(Refused, match=f"{num_bytes} bytes, {ada.size} expected"):
+    with pytest.raises(Refused, match=f"{num_bytes} bytes, {SIZE_BYTES} expected"):
         await ada.client.put_object(name, memoryview(bytes(num_bytes)))
     assert driver.machine.refused == {"size": 1}
     assert state() == before
 
 
-@pytest.mark.parametrize("path", ["fragment.0.7", "fragment.9.0", "fragment.0", "state.x", "seed.ada.1.0", "x"])
+@pytest.mark.parametrize(
+    "path", ["fragment.0.7", "fragment.9.0", "fragment.0", "state.x", "seed.ada.1.0", "x"]
+)
 async def test_an_object_that_is_not_there_is_gone(url, path, ada):
-    async with aiohttp.ClientSession(headers=AUTH) as session:
-        async with session.get(f"{url}/objects/{path}/0") as response:
-            assert (response.status, (await response.json())["reason"]) == (404, "gone")
+    async with aiohttp.request("GET", f"{url}/objects/{path}/0", headers=AUTH) as response:
+        assert (response.status, (await response.json())["reason"]) == (404, "gone")
 
 
 # ---- contributions ---------------------------------------------------------------------------------------
@@ -339,9 +359,7 @@ async def test_a_contribution_that_is_not_finite_is_refused(ada, driver, state, 
     fate = await ada.contribute(ada.round, torch.tensor([1.0, value, 1.0]))
     assert (fate.fate, fate.reason) == ("rejected", "non_finite")
     assert driver.machine.refused == {"non_finite": 1}
-    after = state()
-    assert (after[0], after[1], after[4:]) == (before[0], before[1], before[4:])
-    assert driver.machine.ledger.discarded["rejected"] > 0
+    assert state() == before
 
 
 @pytest.mark.parametrize("base", [-1, 1, 10**12])
@@ -350,14 +368,14 @@ async def test_a_base_version_that_was_never_announced_is_refused(ada, driver, s
     fate = await ada.contribute(ada.round, torch.ones(3), base=base)
     assert fate.fate == "rejected" and f"base version {base} was never announced to you" in fate.reason
     assert driver.machine.refused == {"base": 1}
-    assert state()[4] == before[4] and driver.machine.merging.versions == [0]
+    assert state() == before
 
 
 async def test_a_contribution_without_its_object_is_refused(ada, driver):
     ada.link.send(ada.contribution(ada.round))
     fate = await ada.hear(msg.FateOf)
     assert fate.fate == "rejected" and "missing: the object never arrived whole" in fate.reason
-    assert driver.machine.refused == {"missing:": 1}
+    assert driver.machine.refused == {"missing": 1}
 
 
 async def test_a_repeated_contribution_is_merged_once(ada, driver, state):
@@ -370,11 +388,9 @@ async def test_a_repeated_contribution_is_merged_once(ada, driver, state):
     assert driver.hub._fragments[0]._waiting == {}
 
 
+@pytest.mark.parametrize("method", [decoupled(**PLAIN, quorum=2)], ids=["quorum of two"])
 async def test_a_repeat_does_not_replace_what_lies_in_the_round(hand, driver):
-    """Quorum of two: the first contribution waits, and its sender sends other bytes under the same id."""
-    driver.machine.merging.policy = driver.machine.merging.rounds.policy = decoupled(
-        num_fragments=1, sync_every_steps=1, overlap_steps=0, lease_s=1000.0, grace_gamma=0.0, quorum=2
-    ).policy
+    """The first contribution waits for the second one, and its sender sends other bytes under the same id."""
     ada, bob = hand("ada"), hand("bob")
     await ada.enter()
     await bob.enter()
@@ -399,10 +415,7 @@ async def test_what_a_lost_learner_had_begun_to_send_is_forgotten(ada, driver):
     await ada.put(objects.contribution("ada", 1, 0, 77), torch.ones(3))
     assert driver._objects
     ada.link.send(msg.TrainerLost(reason="killed"))
-    ada.link.send(msg.Heartbeat())
-    await ada.client.call("GET", "/status")
-    async for _ in ada.heard:
-        pass
+    await until(lambda: driver.machine.membership.members["ada"].state == "gone")
     assert driver._objects == {} and driver._arriving == {}
 
 
@@ -410,8 +423,6 @@ async def test_what_a_lost_learner_had_begun_to_send_is_forgotten(ada, driver):
 
 
 async def test_the_model_is_there_once_the_run_has_one(url, hand, driver):
-    import safetensors.torch
-
     ada = hand("ada")
     await ada.enter()
     async with aiohttp.ClientSession(headers=AUTH) as session:

@@ -20,10 +20,10 @@ import torch
 from farflung import tape
 from farflung.bench.child import child
 from farflung.bench.measure import Measurement, Settings, interleave
+from farflung.config import RunConfig, resolve, write_config
 from farflung.errors import UserError
-from farflung.runtime.config import RunConfig, resolve, write_config
+from farflung.recipe import make_recipe
 from farflung.runtime.face import Learner
-from farflung.runtime.recipe import make_recipe
 from farflung.runtime.security import new_token
 from farflung.train.loop import InnerLoop
 

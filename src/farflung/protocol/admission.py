@@ -33,6 +33,7 @@ class Admission:
         self.transfers: dict[str, tuple[str, str]] = {}  # transfer: (joiner, donor)
         self.tried: dict[str, set[str]] = {}  # joiner: donors that failed it
         self.rejoins = 0
+        self.watching = False  # leases are looked at
 
     # ---- joining -------------------------------------------------------------------------------------
 
@@ -47,6 +48,8 @@ class Admission:
             return
         if self.fingerprint is None:
             self.fingerprint, self.layout = join.fingerprint, join.layout
+        if not self.watching:  # a resumed syncer knows the fingerprint, and has no timers
+            self.watching = True
             self.hub.timer("lease", self.hub.now + self.policy.heartbeat_s)
         if join.incarnation is not None:
             self._reattach(connection, join)
@@ -332,8 +335,11 @@ class Admission:
         limit = 1 if self.policy.pace == "lockstep" else RESET_AFTER_NON_FINITE
         refusals = sum(member.non_finite)
         if refusals >= limit:
-            self.hub.send(member, msg.Stop(reason="reset"))
-            self.hub.lose(member, f"{refusals} non-finite contributions in a row")
+            self.reset(member, f"{refusals} non-finite contributions in a row")
+
+    def reset(self, member: Member, reason: str) -> None:
+        self.hub.send(member, msg.Stop(reason="reset"))
+        self.hub.lose(member, reason)
 
     def member_lost(self, member: Member) -> None:
         self.tried.pop(member.name, None)

@@ -45,6 +45,7 @@ class Line:
     posted_included: int | None = None
     invited: int | None = None  # invitation not yet turned into a snapshot
     snapshot: int | None = None  # snapshot posted, not yet taken
+    adopted_step: int | None = None  # own step at the last adoption
     outgoing: Outgoing | None = None
 
 
@@ -65,6 +66,7 @@ class Exchange:
         self.wait_until_s: float | None = None  # the deadline of the wait that the trainer is in
         self.limit: box.RunUntil = box.RunUntil(step=None)
         self.lead_from: int | None = None  # own step minus syncer's step when this incarnation started
+        self.wanted_step = 0  # that many steps are needed to have something to send, whatever the lead
 
     @property
     def held(self) -> list[int]:
@@ -84,7 +86,7 @@ class Exchange:
             line.included = None
             if self.policy.pace == "lockstep":
                 self._schedule(p, version + 1)
-        self.lead_from = step - syncer_step
+        self.lead_from, self.wanted_step = step - syncer_step, 0
         self._limit(syncer_step)
         for p in range(len(self.lines)):
             self.fetch(p)
@@ -163,7 +165,7 @@ class Exchange:
             self._hold(step, reason)
         elif self.policy.max_lead_steps is not None and self.lead_from is not None:
             step = self.lead_from + syncer_step + self.policy.max_lead_steps
-            self._hold(step, "too far ahead of the syncer")
+            self._hold(max(step, self.wanted_step), "too far ahead of the syncer")
 
     def _hold(self, step: int, reason: str) -> None:
         self.limit = box.RunUntil(step=step, reason=reason)
@@ -214,6 +216,19 @@ class Exchange:
             return
         line.snapshot, line.invited = line.invited, None
         self.machine.post(box.Snapshot(fragment=p, round=line.snapshot))
+        self._want_work(line)
+
+    def _want_work(self, line: Line) -> None:
+        """A snapshot waits for work of its own: who stands at its lead since an adoption may do one more step.
+
+        Else the round waits for the learner and the learner for the round.
+        """
+        step = self.machine.step
+        if self.limit.step is None or self.limit.step > step or line.adopted_step != step:
+            return
+        if self.policy.pace == "free" and self.last is None:
+            self.wanted_step = step + 1
+            self._hold(self.wanted_step, self.limit.reason)
 
     def boundary(self, report: box.BoundaryPassed) -> None:
         """The trainer executed commands at a boundary."""
@@ -229,7 +244,7 @@ class Exchange:
 
     def _adopted(self, p: int, version: int) -> None:
         line = self.lines[p]
-        line.held, line.posted = version, None
+        line.held, line.posted, line.adopted_step = version, None, self.machine.step
         out = line.outgoing
         if out is not None and out.fate is not None:
             included = line.posted_included is not None and line.posted_included >= out.taken.round
@@ -237,6 +252,8 @@ class Exchange:
                 line.outgoing = None
         self.fetch(p)
         self._answer(p)
+        if line.snapshot is not None:
+            self._want_work(line)
 
     def _taken(self, taken: box.Taken) -> None:
         line = self.lines[taken.fragment]
@@ -281,6 +298,15 @@ class Exchange:
         if self.last is not None:
             self.last.left.discard(p)
             self._go_on_handing_in()
+        elif self.policy.pace == "lockstep":  # nobody invites again, and all may wait for us
+            again_s = self.machine.now + self.policy.heartbeat_s
+            self.machine.emit(act.SetTimer(name=f"again.{p}", at_s=again_s))
+
+    def try_again(self, p: int) -> None:
+        """Lockstep: send for the round whose contribution could not be uploaded, unless it went on without us."""
+        line = self.lines[p]
+        if line.outgoing is None and line.newest == line.held and self.last is None:
+            self._schedule(p, line.held + 1)
 
     def fate(self, message: msg.FateOf) -> None:
         out = self.lines[message.fragment].outgoing

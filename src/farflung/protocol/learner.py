@@ -169,6 +169,8 @@ class LearnerMachine:
             self.exchange.still_waiting()
         elif kind == "fetch":
             self.exchange.fetch(int(rest))
+        elif kind == "again":
+            self.exchange.try_again(int(rest))
         elif kind == "install" and self.phase == "installing" and self.install is not None:
             self.emit(act.Fetch(fragment=int(rest), version=self.install.versions[int(rest)]))
 
@@ -211,7 +213,8 @@ class LearnerMachine:
         self.post(box.Seed())
 
     def _seed_taken(self, report: box.SeedTaken) -> None:
-        assert self.incarnation is not None
+        if self.phase != "seeding" or self.incarnation is None:
+            return  # asked for by a connection that is gone: the syncer asks again, or somebody else
         self.seeds_left = set(range(self.policy.num_fragments))
         for p in sorted(self.seeds_left):
             name = objects.seed(self.learner, self.incarnation, p)

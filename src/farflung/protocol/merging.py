@@ -159,6 +159,8 @@ class Merging:
         fate, reason = self._check(member, message, event, round)
         if fate is not None:
             self._turn_away(member, message, object_name, fate, reason)
+            if fate != "late" and round is not None and round.number == number:
+                self._restart_in_lockstep(member, reason)
             return
         assert round is not None
         member.non_finite[p] = 0
@@ -200,12 +202,19 @@ class Merging:
         self.hub.settle(member, message.fragment, message.round, fate, reason)
         self.hub.emit(act.Discard(object=object_name))
         if fate == "rejected":
-            self.hub.refuse(member.name, reason.partition(" ")[0], f"fragment {message.fragment}: {reason}")
+            self.hub.refuse(
+                member.name, reason.partition(" ")[0].rstrip(":"), f"fragment {message.fragment}: {reason}"
+            )
         if reason == "non_finite":
             member.non_finite[message.fragment] += 1
             self.hub.admission.maybe_reset(member)
         elif fate == "late":
             self.hub.note("late", learner=member.name, fragment=message.fragment, round=message.round)
+
+    def _restart_in_lockstep(self, member: Member, reason: str) -> None:
+        """Its snapshot of the open round was refused. Nobody invites again there, and all may wait for it."""
+        if self.policy.pace == "lockstep" and self.hub.phase == "training" and member.state == "training":
+            self.hub.admission.reset(member, f"its contribution was refused: {reason}")
 
     def _remember(self, learner: str, incarnation: int, fragment: int, round: int, fate: msg.Fate) -> None:
         if incarnation != self.hub.membership.members[learner].incarnation:

@@ -15,7 +15,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from farflung.runtime.config import read_config
+from farflung.config import read_config
 from farflung.runtime.security import client_context
 
 

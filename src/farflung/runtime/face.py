@@ -26,15 +26,15 @@ from farflung.core.vectors import describe
 from farflung.engine.island import Island
 from farflung.engine.trainer import Trainer
 from farflung.errors import UserError
+from farflung.ipc.arena import Arena
+from farflung.ipc.channel import Channel, PeerGone, trainer_channel
 from farflung.methods import Method
 from farflung.protocol import mailbox as box
+from farflung.recipe import LEARNER_NAME
 from farflung.runtime import savefile
-from farflung.runtime.arena import Arena
-from farflung.runtime.inner import ModelInner
-from farflung.runtime.mailbox import Channel, PeerGone, trainer_channel
-from farflung.runtime.recipe import LEARNER_NAME
 from farflung.runtime.security import check_token, client_context
 from farflung.runtime.sidecar import SidecarConfig
+from farflung.train.inner import ModelInner
 
 Batch = TypeVar("Batch")
 CONNECT_S = 30.0  # people start learners before the syncer, but not much before

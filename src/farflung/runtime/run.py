@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from farflung import tape
+from farflung.config import RunConfig, read_config, resolve, write_config
 from farflung.errors import UserError
+from farflung.recipe import Recipe
 from farflung.runtime import checkpoint, processes
 from farflung.runtime.client import HubClient
-from farflung.runtime.config import RunConfig, read_config, resolve, write_config
 from farflung.runtime.faults import Faults
 from farflung.runtime.processes import Child
-from farflung.runtime.recipe import Recipe
 from farflung.runtime.security import client_context, new_token
 from farflung.runtime.serve import SYNCER, check_serve
 from farflung.runtime.transport import TransportError

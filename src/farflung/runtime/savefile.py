@@ -14,8 +14,8 @@ from farflung.engine.island import Island
 from farflung.engine.trainer import Trainer
 from farflung.errors import UserError
 from farflung.protocol import mailbox as box
-from farflung.runtime.inner import ModelInner
 from farflung.tape import write_atomically
+from farflung.train.inner import ModelInner
 
 
 @dataclass(frozen=True)

@@ -19,14 +19,14 @@ from typing import Any
 import torch
 
 from farflung import tape
+from farflung.config import RunConfig, read_config
 from farflung.errors import UserError
 from farflung.protocol import events as ev
 from farflung.protocol.syncer import SyncerMachine
+from farflung.recipe import Serve
 from farflung.runtime import checkpoint
-from farflung.runtime.config import RunConfig, read_config
 from farflung.runtime.lifeline import follow_parent
 from farflung.runtime.memory import keep_freed_memory
-from farflung.runtime.recipe import Serve
 from farflung.runtime.security import check_listen, client_context, server_context
 from farflung.runtime.server import HUB, check_free, start
 from farflung.runtime.syncer import SyncerDriver

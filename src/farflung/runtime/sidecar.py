@@ -20,15 +20,15 @@ from typing import Any
 import msgspec
 import xxhash
 
+from farflung.ipc.arena import Arena
+from farflung.ipc.channel import AsyncChannel, sidecar_channel
 from farflung.protocol import actions as act
 from farflung.protocol import events as ev
 from farflung.protocol import mailbox as box
 from farflung.protocol import objects
 from farflung.protocol.learner import LearnerMachine
 from farflung.protocol.policy import Policy
-from farflung.runtime.arena import Arena
 from farflung.runtime.client import ControlLink, HubClient
-from farflung.runtime.mailbox import AsyncChannel, sidecar_channel
 from farflung.runtime.memory import keep_freed_memory
 from farflung.runtime.recorder import Recorder
 from farflung.runtime.security import client_context
@@ -176,8 +176,8 @@ class Sidecar:
         self.feed(ev.LinkUp())
         async for message in link:
             self.feed(ev.Received(message=message))
+        await link.close()  # before it is let go: run() closes it when this task is cancelled meanwhile
         self._link = None
-        await link.close()
         if not self.exit.done():
             self.feed(ev.LinkDown(reason=link.reason))
 

@@ -21,7 +21,7 @@ from farflung.protocol import events as ev
 from farflung.protocol import messages as msg
 from farflung.protocol import objects
 from farflung.protocol.syncer import SyncerMachine
-from farflung.runtime.recipe import LEARNER_NAME
+from farflung.recipe import LEARNER_NAME
 from farflung.runtime.recorder import Recorder
 from farflung.runtime.server import HUB, LearnerLink, make_app
 from farflung.runtime.status import status

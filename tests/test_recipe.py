@@ -4,9 +4,9 @@ import msgspec
 import pytest
 
 from farflung.chaos.plan import Fault
+from farflung.config import read_config, resolve, write_config
 from farflung.errors import UserError
-from farflung.runtime.config import read_config, resolve, write_config
-from farflung.runtime.recipe import Recipe, load_recipe, make_recipe
+from farflung.recipe import Recipe, load_recipe, make_recipe
 
 MICRO = {"scale": "micro", "num_learners": 2, "steps": 3}
 PLAN = '[[faults]]\nkind = "kill"\ntarget = "learner-0"\nat_progress = 0.5\n'

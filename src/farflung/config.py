@@ -14,7 +14,7 @@ from farflung.core.vectors import describe
 from farflung.errors import UserError
 from farflung.methods import METHODS, Method, from_policy, make_method
 from farflung.protocol.policy import Policy
-from farflung.runtime.recipe import Recipe
+from farflung.recipe import Recipe
 from farflung.tape import CONFIG, write_atomically
 from farflung.train.task import DataConfig, Task, TaskConfig, load_task
 

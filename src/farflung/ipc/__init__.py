@@ -1,0 +1,1 @@
+"""Between processes of one machine: shared memory and mailboxes. Bytes only, no torch."""
