@@ -13,7 +13,7 @@ FLOORS = [
     {"core"},
     {"protocol", "chaos"},
     {"methods"},
-    {"engine", "train", "ipc", "recipe"},
+    {"engine", "train", "ipc", "recipe", "recorder"},
     {"config"},
     {"runtime", "lab", "report"},
     {"testing"},

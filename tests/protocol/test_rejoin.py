@@ -73,7 +73,7 @@ def test_the_cursor_is_the_learners_own(world: World) -> None:
 
 def test_the_inner_state_and_learning_rate_are_the_donors(world: World) -> None:
     (loaded,) = joiners_reports(world, "Loaded")
-    donated = [r.data["report"] for r in world.tape.of("learner-0.1") if r.type == "Reported"]
+    donated = [r.data["report"] for r in world.tape.of("learner-0") if r.type == "Reported"]
     (donated,) = [r for r in donated if r["type"] == "Donated"]
     assert loaded["inner_digest"] == donated["digest"]
     assert loaded["lr"] == donated["lr"]

@@ -41,7 +41,7 @@ def test_every_tape_replays_to_the_same_actions(name: str) -> None:
     processes = [node for node in world.tape.nodes() if node != "syncer"]
     assert len(processes) == 4
     for node in processes:
-        machine = LearnerMachine(policy, learner=node.rpartition(".")[0])
+        machine = LearnerMachine(policy, learner=node.partition(".")[0])
         divergence = replay(through_json(world.tape.of(node)), machine)
         assert divergence is None, divergence
 

@@ -3,6 +3,7 @@ import pytest
 from farflung.methods import Method, decoupled, diloco, streaming
 from farflung.protocol import events as ev
 from farflung.testing import World
+from farflung.testing.world import trainer_of
 
 METHODS = {
     "decoupled": decoupled(num_fragments=2, sync_every_steps=4, lease_s=1.0),
@@ -40,7 +41,7 @@ def test_a_suspended_run_loses_nothing(name: str, at_s: float) -> None:
 
 def test_every_learner_saves_before_the_checkpoint_is_written() -> None:
     world = suspended(METHODS["decoupled"], 2.0)
-    assert all(island.trainer.saved for island in world.islands), world.story()
+    assert all(trainer_of(island).saved for island in world.islands), world.story()
     kinds = [
         r.data["message"]["type"] if r.type == "MessageArrived" else r.type for r in world.tape.of("syncer")
     ]
@@ -50,7 +51,7 @@ def test_every_learner_saves_before_the_checkpoint_is_written() -> None:
 
 def test_what_a_learner_still_holds_is_what_the_ledger_calls_in_flight() -> None:
     world = suspended(METHODS["decoupled"], 2.51, transfer_s=0.2)
-    islands = [island.trainer.island for island in world.islands]
+    islands = [trainer_of(island).island for island in world.islands]
     held = sum(island.counters(p)[1] for island in islands for p in range(2))
     merged_but_not_adopted = sum(
         h.out.tokens for island in islands for h in island._held if h.out is not None and h.out.merged

@@ -13,7 +13,7 @@ def poisoned(method: Method) -> World:
 
     def poison() -> None:
         with torch.no_grad():
-            next(iter(world.islands[1].inner.model.parameters())).fill_(float("nan"))
+            next(iter(world.islands[1].body.inner.model.parameters())).fill_(float("nan"))
 
     world.at(2.0, poison)
     return world.run(until_s=200.0)
@@ -50,9 +50,11 @@ def test_a_learner_that_stays_broken_is_reset_in_place_and_rejoins() -> None:
 def test_a_merge_that_overflows_keeps_the_bits_of_the_version_before() -> None:
     """Two finite contributions whose mean is not: outer lr 1e38 times anything above 1."""
     world = World(
-        diloco(sync_every_steps=4, outer="sgd", outer_lr=3e38, outer_momentum=0.0, final="none"), [0.1], 100
+        diloco(sync_every_steps=4, outer="sgd", outer_lr=3e38, outer_momentum=0.0, final="none"),
+        [0.1],
+        100,
+        targets=[1e6],
     )
-    world.islands[0].target = 1e6
     world.run(until_s=60.0)
     alarms = world.tape.notes("alarm")
     assert alarms and {a["what"] for a in alarms} == {"merge_not_finite"}, world.story()

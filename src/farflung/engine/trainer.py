@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from farflung.engine.island import Island
 from farflung.protocol import mailbox as box
 
@@ -95,12 +97,21 @@ class Trainer:
             return False, "waiting for the first parameters"
         return self.island.may_step()
 
-    def stepped(self, tokens: int, *, step_s: float, wait_s: float = 0.0, loss: float | None = None) -> None:
-        """A step ended: the boundary is here."""
+    def stepped(
+        self,
+        tokens: int,
+        *,
+        step_s: float,
+        wait_s: float = 0.0,
+        loss: float | None = None,
+        progress_tokens: int = 0,
+    ) -> None:
+        """A step ended: the boundary is here. `progress_tokens`: the run's tokens that its schedule saw."""
         self.progress.tokens += tokens
         report = self.island.boundary(
             tokens, step_s=step_s, wait_s=wait_s, loss=loss, lr=self.inner.lr(), cursor=self.inner.cursor
         )
+        report = msgspec.structs.replace(report, progress_tokens=progress_tokens)
         self._passed(report)
         self._complete()
 

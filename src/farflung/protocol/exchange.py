@@ -298,14 +298,18 @@ class Exchange:
         if self.last is not None:
             self.last.left.discard(p)
             self._go_on_handing_in()
-        elif self.policy.pace == "lockstep":  # nobody invites again, and all may wait for us
+        self._look_again(p)
+
+    def _look_again(self, p: int) -> None:
+        """A contribution came to nothing. In lockstep nobody invites again, and all may wait for us."""
+        if self.policy.pace == "lockstep" and self.last is None:
             again_s = self.machine.now + self.policy.heartbeat_s
             self.machine.emit(act.SetTimer(name=f"again.{p}", at_s=again_s))
 
     def try_again(self, p: int) -> None:
-        """Lockstep: send for the round whose contribution could not be uploaded, unless it went on without us."""
+        """Send once more for a round that does not go on without us."""
         line = self.lines[p]
-        if line.outgoing is None and line.newest == line.held and self.last is None:
+        if self.machine.phase == "training" and line.outgoing is None and line.newest == line.held:
             self._schedule(p, line.held + 1)
 
     def fate(self, message: msg.FateOf) -> None:
@@ -317,6 +321,7 @@ class Exchange:
             self.machine.post(box.Settle(fragment=message.fragment, round=message.round, merged=True))
         else:
             self._close(message.fragment, merged=False)
+            self._look_again(message.fragment)
         self._answer(message.fragment)
 
     def _close(self, p: int, merged: bool) -> None:

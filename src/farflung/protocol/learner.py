@@ -253,7 +253,8 @@ class LearnerMachine:
 
     def _loaded(self, report: box.Loaded) -> None:
         self.loads -= 1
-        if self.phase != "installing" or self.install is None or self.loads:
+        awaited = self.phase == "installing" and not self.missing and self.state_here and not self.loads
+        if self.install is None or not awaited:
             return  # of an earlier incarnation
         self.phase, self.step = "training", report.step
         self.post(box.RunUntil(step=None))
@@ -333,7 +334,8 @@ class LearnerMachine:
         self.step = report.step
         boundary = msg.Boundary(
             sequence=self.sequence, step=report.step, tokens=report.tokens, step_s=report.step_s,
-            wait_s=report.wait_s, loss=report.loss, lr=report.lr, cursor=report.cursor,
+            wait_s=report.wait_s, loss=report.loss, lr=report.lr,
+            progress_tokens=report.progress_tokens, cursor=report.cursor,
             adopted=report.adopted, snapshots=[(t.fragment, t.round) for t in report.taken],
         )  # fmt: skip
         self.unacked.append(boundary)

@@ -44,6 +44,7 @@ class Boundary(Message, frozen=True):
     wait_s: float = 0.0
     loss: float | None = None
     lr: float | None = None
+    progress_tokens: int = 0  # of the run, as the step's schedule saw them
     cursor: int = 0
     adopted: list[tuple[int, int]] = []  # (fragment, version)
     snapshots: list[tuple[int, int]] = []  # (fragment, round)

@@ -158,6 +158,7 @@ class Learner:
             raise
         self._step_began = time.perf_counter()
         self._waited_s = 0.0
+        self._progress_tokens = 0  # what `progress` was last read as
 
     # ---- what a loop reads ---------------------------------------------------------------------------
 
@@ -174,6 +175,7 @@ class Learner:
     @property
     def progress(self) -> float:
         """Share of the whole run's token budget that is spent, 0..1: what schedules should follow."""
+        self._progress_tokens = self.trainer.progress.tokens
         return self.trainer.progress.fraction
 
     @property
@@ -203,7 +205,9 @@ class Learner:
             took_s = time.perf_counter() - self._step_began
         self._inner.count_step()
         self._look()
-        self.trainer.stepped(num_tokens, step_s=took_s, wait_s=self._waited_s, loss=loss)
+        self.trainer.stepped(
+            num_tokens, step_s=took_s, wait_s=self._waited_s, loss=loss, progress_tokens=self._progress_tokens
+        )
         self._speak()
         self._waited_s = self._wait()
         self._step_began = time.perf_counter()

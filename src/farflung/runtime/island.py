@@ -19,6 +19,7 @@ from farflung.train.loop import InnerLoop
 from farflung.train.shard import OwnSteps, Shard
 
 RESTART = 75  # exit code (EX_TEMPFAIL): start me again
+CONNECT_S = 60.0  # to a syncer that this machine runs
 ORDERLY = ("finished", "suspended")  # ends that nobody needs to hear about
 
 
@@ -56,7 +57,7 @@ def main() -> None:
     try:
         reason = train(
             config, connect=args.connect, name=args.name, run=config.run, tape_path=args.tape,
-            save_dir=args.save_dir, started_s=config.started_s, connect_within_s=None,
+            save_dir=args.save_dir, started_s=config.started_s, connect_within_s=CONNECT_S,
             ca=config.recipe.serve.ca,
         )  # fmt: skip
     except RunEnded as error:

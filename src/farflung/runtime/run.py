@@ -313,6 +313,10 @@ async def run_recipe(
 ) -> tuple[RunConfig, Supervisor, str]:
     """Start a new run in an empty folder and see it through."""
     config = resolve(recipe, secrets.token_hex(4))
+    if recipe.serve.client_ca is not None:
+        raise UserError(
+            "serve.client_ca: the learners of `run` have no certificates; it is for `farflung serve`"
+        )
     check_serve(recipe.serve)
     new_run_dir(out)
     write_config(config, out)

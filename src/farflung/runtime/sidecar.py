@@ -28,9 +28,9 @@ from farflung.protocol import mailbox as box
 from farflung.protocol import objects
 from farflung.protocol.learner import LearnerMachine
 from farflung.protocol.policy import Policy
+from farflung.recorder import Recorder
 from farflung.runtime.client import ControlLink, HubClient
 from farflung.runtime.memory import keep_freed_memory
-from farflung.runtime.recorder import Recorder
 from farflung.runtime.security import client_context
 from farflung.runtime.timers import Timers
 from farflung.runtime.transport import Gone, Refused, TransportError

@@ -22,7 +22,7 @@ from farflung.protocol import messages as msg
 from farflung.protocol import objects
 from farflung.protocol.syncer import SyncerMachine
 from farflung.recipe import LEARNER_NAME
-from farflung.runtime.recorder import Recorder
+from farflung.recorder import Recorder
 from farflung.runtime.server import HUB, LearnerLink, make_app
 from farflung.runtime.status import status
 from farflung.runtime.timers import Timers

@@ -9,14 +9,14 @@
 ('finished', [2], 0)
 """
 
-from farflung.testing.island import PretendIsland
+from farflung.lab.island import VirtualIsland
+from farflung.lab.virtual_time import Timers, VirtualTime
 from farflung.testing.quadratic import QuadraticInner, quadratic_model
 from farflung.testing.tapes import Divergence, MemoryTape, replay
-from farflung.testing.virtual_time import Timers, VirtualTime
 from farflung.testing.walk import walk
 from farflung.testing.world import World
 
 __all__ = [
-    "Divergence", "MemoryTape", "PretendIsland", "QuadraticInner", "Timers", "VirtualTime", "World",
+    "Divergence", "MemoryTape", "QuadraticInner", "Timers", "VirtualIsland", "VirtualTime", "World",
     "quadratic_model", "replay", "walk",
 ]  # fmt: skip

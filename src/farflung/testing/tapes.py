@@ -22,6 +22,16 @@ class MemoryTape:
         self.records: list[Record] = []
         self._sequences: dict[str, int] = {}
 
+    def open(self, node: str, machine: Any) -> None:
+        """A machine begins; memory needs no header."""
+
+    def handle(self, node: str, machine: Any, event: msgspec.Struct, now: float) -> Sequence[Any]:
+        """Let a machine take an event, record it with the actions, and check the machine."""
+        actions: Sequence[Any] = machine.handle(event, now)
+        self.write(now, node, event, actions)
+        machine.validate()
+        return actions
+
     def write(self, now: float, node: str, event: msgspec.Struct, actions: Sequence[msgspec.Struct]) -> None:
         """An event, then the actions that it caused."""
         self._append(now, node, "event", event)

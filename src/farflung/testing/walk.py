@@ -4,10 +4,10 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
+from farflung.lab.island import VirtualIsland
 from farflung.methods import Method, decoupled, diloco, streaming
 from farflung.protocol import events as ev
 from farflung.tape import Record
-from farflung.testing.island import PretendIsland
 from farflung.testing.world import World
 
 LONGEST_S = 600.0  # no walk below needs as much
@@ -58,7 +58,7 @@ def random_world(seed: int) -> World:
     return world
 
 
-def plan_fault(world: World, moment_s: float, island: PretendIsland, draw: random.Random) -> None:
+def plan_fault(world: World, moment_s: float, island: VirtualIsland, draw: random.Random) -> None:
     """One fault of a random kind at this moment."""
     kind = draw.choice(["kill", "freeze", "cut"])
     if kind == "kill":

@@ -1,33 +1,37 @@
-"""Machines, hub and islands over pretended links under virtual time: the whole protocol without a socket.
+"""A small world for tests: quadratic islands around the real machines, hub and trainers, under virtual time."""
 
-Everything that decides and everything that touches tensors is the product's own; only links, clocks and
-processes are pretended. A run is a function of its arguments.
-"""
-
-import itertools
 from collections.abc import Callable, Sequence
 
-import msgspec
-
-from farflung.core.fragments import FragmentPlan, make_plan
+from farflung.core.fragments import make_plan
 from farflung.core.vectors import describe
-from farflung.engine.hub import HubState
+from farflung.engine.island import Island
+from farflung.engine.trainer import Trainer
+from farflung.lab.body import LocalBody, Slots, StateSlot
+from farflung.lab.island import VirtualIsland
+from farflung.lab.virtual_run import VirtualRun
 from farflung.methods import Method
-from farflung.protocol import actions as act
-from farflung.protocol import events as ev
-from farflung.protocol import messages as msg
-from farflung.protocol import objects
-from farflung.protocol.syncer import SyncerMachine
-from farflung.testing.island import PretendIsland
-from farflung.testing.quadratic import quadratic_model
+from farflung.testing.quadratic import QuadraticInner, quadratic_model
 from farflung.testing.tapes import MemoryTape
-from farflung.testing.virtual_time import Timers, VirtualTime, What
 
 RUN = "pretended"
 MERGE_S = 0.001
 
 
-class World:
+class QuadraticBody(LocalBody):
+    """A trainer whose model is pulled towards a target; `inner` can be looked at."""
+
+    def __init__(self, world: "World", target: float) -> None:
+        uplink, downlink, state = Slots(world.hub.payload_size), Slots(world.hub.value_size), StateSlot()
+        model = quadratic_model(world.seed)
+        self.inner = QuadraticInner(model, target)
+        island = Island(model, world.plan, world.method, uplink, downlink)
+        trainer = Trainer(island, self.inner, put_state=state.put, get_state=state.get, save=lambda: None)
+        super().__init__(
+            trainer, lambda progress: (world.tokens_per_step, self.inner.step()), uplink, downlink, state
+        )
+
+
+class World(VirtualRun):
     """A syncer and its islands.
 
     Args:
@@ -46,6 +50,8 @@ class World:
     ('finished', 0)
     """
 
+    tape: MemoryTape
+
     def __init__(
         self,
         method: Method,
@@ -58,41 +64,28 @@ class World:
         transfer_s: float | Callable[[], float] = 0.02,
         tokens_per_step: int = 10,
     ):
-        self.method, self.seed = method, seed
-        self.latency_s, self.tokens_per_step = latency_s, tokens_per_step
-        self._transfer_s = transfer_s
-        self.time, self.tape = VirtualTime(), MemoryTape()
+        self.seed, self.tokens_per_step = seed, tokens_per_step
+        names = [f"learner-{i}" for i in range(len(step_s))]
+        own_step_s = dict(zip(names, step_s, strict=True))
+        target = dict(zip(names, targets or [0.0] * len(step_s), strict=True))
         policy = method.policy
         specs = describe(quadratic_model(seed))
-        self.plan: FragmentPlan = make_plan(specs, policy.num_fragments, policy.fragment_plan)
-        self.hub = HubState(self.plan, method)
-        self.syncer = SyncerMachine(policy, run=RUN, num_learners=len(step_s), budget_tokens=budget_tokens)
-        self.objects: dict[str, bytes] = {}  # uploaded and not yet taken, by name
-        self.uploads: dict[str, bytes] = {}  # all that was ever uploaded
-        self.finished: str | None = None
-        self._timers = Timers(self.time, lambda name: self.take(ev.TimerFired(name=name)))
-        self._connections = itertools.count(1)
-        self._islands: dict[int, PretendIsland] = {}  # by connection
-        self._last_s: dict[tuple[int, str], float] = {}  # (connection, direction): its newest arrival
-        targets = targets or [0.0] * len(step_s)
-        self.islands = [
-            PretendIsland(f"learner-{i}", self, s, target)
-            for i, (s, target) in enumerate(zip(step_s, targets, strict=True))
-        ]
-        for island in self.islands:
-            self.time.after(0.0, island.start)
-
-    @property
-    def now(self) -> float:
-        return self.time.now
-
-    def transfer_s(self) -> float:
-        """How long the next bulk object takes."""
-        return self._transfer_s() if callable(self._transfer_s) else self._transfer_s
-
-    def at(self, moment_s: float, what: What) -> None:
-        """Let something happen, a fault for instance."""
-        self.time.after(moment_s - self.now, what)
+        super().__init__(
+            method,
+            make_plan(specs, policy.num_fragments, policy.fragment_plan),
+            run=RUN,
+            learners=names,
+            budget_tokens=budget_tokens,
+            tape=MemoryTape(),
+            make_body=lambda island: QuadraticBody(self, target[island.name]),
+            step_s=lambda island: own_step_s[island.name],
+            control_s=lambda island: latency_s,
+            transfer_s=lambda island, direction, num_bytes: (
+                transfer_s() if callable(transfer_s) else transfer_s
+            ),
+            merge_s=MERGE_S,
+        )
+        self.uploads = {}
 
     def run(self, until_s: float = float("inf"), max_moments: int = 1_000_000) -> "World":
         """Run until the syncer is finished or the time is over.
@@ -109,121 +102,8 @@ class World:
         """The end of the tape, for a failing assertion."""
         return self.tape.story(last)
 
-    # ---- links ---------------------------------------------------------------------------------------
 
-    def connect(self, island: PretendIsland) -> int:
-        """A new connection; the syncer hears of it after the latency."""
-        connection = next(self._connections)
-        self._islands[connection] = island
-        self._deliver(connection, "up", lambda: self.take(ev.Connected(connection=connection)))
-        return connection
-
-    def disconnected(self, connection: int) -> None:
-        """A connection is closed at both ends at once; what is on its way is lost."""
-        del self._islands[connection]
-        self.take(ev.Disconnected(connection=connection, reason="closed"))
-
-    def say(self, island: PretendIsland, message: msg.LearnerMessage) -> None:
-        """From an island to the syncer."""
-        connection = island.connection
-        if connection is not None:
-            event = ev.MessageArrived(connection=connection, message=message)
-            self._deliver(connection, "up", lambda: self.take(event))
-
-    def _send(self, action: act.Send) -> None:
-        island = self._islands.get(action.connection)
-        if island is not None:
-            event = ev.Received(message=action.message)
-            self._deliver(action.connection, "down", lambda: island.feed(event))
-
-    def _deliver(self, connection: int, direction: str, what: What) -> None:
-        """First in, first out, unless the connection closes before it arrives."""
-
-        def arrive() -> None:
-            if connection in self._islands:
-                what()
-
-        line = (connection, direction)
-        self._last_s[line] = max(self.now + self.latency_s, self._last_s.get(line, 0.0))
-        self.time.after(self._last_s[line] - self.now, arrive)
-
-    def keep(self, name: str, data: bytes) -> None:
-        """An upload is complete."""
-        self.objects[name] = self.uploads[name] = data
-
-    # ---- the syncer ----------------------------------------------------------------------------------
-
-    def take(self, event: ev.SyncerEvent) -> None:
-        """Let the syncer take an event, and perform what it asks for."""
-        if self.finished is not None:
-            return
-        if isinstance(event, ev.MessageArrived):
-            event = self._inspected(event)
-        actions = self.syncer.handle(event, self.now)
-        self.tape.write(self.now, "syncer", event, actions)
-        self.syncer.validate()
-        for action in actions:
-            self._perform(action)
-
-    def _inspected(self, event: ev.MessageArrived) -> ev.MessageArrived:
-        """What a driver finds in the objects that a message speaks of."""
-        member, message = self.syncer.membership.of(event.connection), event.message
-        if member is None:
-            return event
-        if isinstance(message, msg.Contribute):
-            name = objects.contribution(member.name, member.incarnation, message.fragment, message.round)
-            payload = self.objects.pop(name, None)
-            if payload is None:
-                return msgspec.structs.replace(event, problem="missing: no such object")
-            received = self.hub.receive(name, message.fragment, payload)
-            return msgspec.structs.replace(event, finite=received.finite, norm=received.norm)
-        if isinstance(message, msg.Seeded) and member.state == "seeding":
-            names = [objects.seed(member.name, member.incarnation, p) for p in self._fragments]
-            if any(name not in self.objects for name in names):
-                return msgspec.structs.replace(event, problem="missing: no such object")
-            found = [self.hub.seed(p, self.objects.pop(name)) for p, name in enumerate(names)]
-            digests = [self.hub.digest(p, 0) for p in self._fragments]
-            return msgspec.structs.replace(event, finite=all(f.finite for f in found), digests=digests)
-        return event
-
-    @property
-    def _fragments(self) -> range:
-        return range(self.plan.num_fragments)
-
-    def _perform(self, action: act.SyncerAction) -> None:
-        match action:
-            case act.Send():
-                self._send(action)
-            case act.HangUp():
-                self._hang_up(action.connection)
-            case act.SetTimer():
-                self._timers.set(action)
-            case act.Merge():
-                self.time.after(MERGE_S, lambda: self._merge(action))
-            case act.Discard():
-                self.hub.discard(action.object)
-            case act.Retire():
-                self.hub.retire(action.fragment, action.version)
-            case act.DiscardState():
-                self.objects.pop(objects.state(action.transfer), None)
-            case act.WriteCheckpoint():
-                self.time.after(0.0, lambda: self.take(ev.CheckpointWritten()))
-            case act.Finished():
-                self.finished = action.reason
-            case act.Note() | act.CommitSeed():
-                pass
-
-    def _hang_up(self, connection: int) -> None:
-        """Close a connection once what was sent on it has arrived."""
-        island = self._islands.get(connection)
-        if island is not None:
-            self._deliver(connection, "down", island.cut)
-
-    def _merge(self, action: act.Merge) -> None:
-        merged = self.hub.merge(action)
-        self.take(
-            ev.MergeDone(
-                fragment=action.fragment, version=merged.version, finite=merged.finite,
-                norm=merged.norm, digest=merged.digest, merge_s=MERGE_S,
-            )
-        )  # fmt: skip
+def trainer_of(island: VirtualIsland) -> Trainer:
+    """The real trainer inside a world's island."""
+    assert isinstance(island.body, LocalBody)
+    return island.body.trainer

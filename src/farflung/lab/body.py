@@ -1,0 +1,142 @@
+"""An island's trainer behind its mailbox: commands in, reports out. Here in this process, or in a worker."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from farflung.engine.trainer import Trainer
+from farflung.protocol import mailbox as box
+
+Step = Callable[[float], tuple[int, float]]
+"""One inner step at a share of the budget -> (tokens, loss)."""
+
+
+class Body(Protocol):
+    """What a virtual island needs of its trainer.
+
+    A step is begun and ended at different virtual moments; what is computed between is nobody's business, so it
+    may be computed elsewhere meanwhile. Commands taken during a step are executed at its end.
+    """
+
+    layout: str
+    fingerprint: str
+
+    def take(self, command: box.AnyCommand) -> None: ...
+
+    def begin(self) -> None:
+        """A step begins."""
+
+    def end(self, step_s: float) -> list[box.AnyReport]:
+        """The step has ended: the boundary, and what it reports."""
+
+    def idle(self) -> list[box.AnyReport]:
+        """Look at the mailbox at the boundary where the trainer stands."""
+
+    def may_step(self) -> bool: ...
+
+    def read(self, fragment: int, seed: bool) -> bytes:
+        """The fragment's uplink slot, or (seed) its downlink slot."""
+
+    def write(self, fragment: int, value: memoryview) -> None:
+        """Put a version into the fragment's downlink slot."""
+
+    def get_state(self) -> bytes:
+        """The state slot."""
+
+    def put_state(self, state: bytes) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Slots:
+    """The byte vectors that trainer and sidecar share, one a fragment, made when first asked for."""
+
+    def __init__(self, size_bytes: Callable[[int], int]) -> None:
+        self._size_bytes = size_bytes
+        self._slots: dict[int, Tensor] = {}
+
+    def __call__(self, fragment: int) -> Tensor:
+        if fragment not in self._slots:
+            self._slots[fragment] = torch.zeros(self._size_bytes(fragment), dtype=torch.uint8)
+        return self._slots[fragment]
+
+
+class StateSlot:
+    """Where inner state lies on its way from or to a donor."""
+
+    def __init__(self) -> None:
+        self.content = b""
+
+    def put(self, state: bytes) -> None:
+        self.content = state
+
+    def get(self) -> bytes:
+        return self.content
+
+
+class LocalBody:
+    """A trainer in this process.
+
+    Args:
+        trainer: the real one.
+        step: the inner step.
+        uplink, downlink, state: the slots that the trainer was given.
+    """
+
+    def __init__(
+        self, trainer: Trainer, step: Step, uplink: Slots, downlink: Slots, state: StateSlot
+    ) -> None:
+        self.trainer, self._step = trainer, step
+        self.uplink, self.downlink, self.state = uplink, downlink, state
+        plan = trainer.island.plan
+        self.layout, self.fingerprint = plan.to_json(), plan.fingerprint()
+        self._commands: list[box.AnyCommand] = []
+        self._progress = (0, 0.0)  # tokens and share when the step began
+
+    def take(self, command: box.AnyCommand) -> None:
+        self._commands.append(command)
+
+    def begin(self) -> None:
+        progress = self.trainer.progress
+        self._progress = (progress.tokens, progress.fraction)
+
+    def end(self, step_s: float) -> list[box.AnyReport]:
+        tokens, fraction = self._progress
+        num_tokens, loss = self._step(fraction)
+        self._drain()
+        self.trainer.stepped(num_tokens, step_s=step_s, loss=loss, progress_tokens=tokens)
+        return self._reports()
+
+    def idle(self) -> list[box.AnyReport]:
+        self._drain()
+        self.trainer.idle()
+        return self._reports()
+
+    def may_step(self) -> bool:
+        return self.trainer.may_step()[0]
+
+    def read(self, fragment: int, seed: bool) -> bytes:
+        return bytes((self.downlink if seed else self.uplink)(fragment).numpy())
+
+    def write(self, fragment: int, value: memoryview) -> None:
+        self.downlink(fragment).copy_(torch.frombuffer(bytearray(value), dtype=torch.uint8))
+
+    def get_state(self) -> bytes:
+        return self.state.get()
+
+    def put_state(self, state: bytes) -> None:
+        self.state.put(state)
+
+    def close(self) -> None:
+        pass
+
+    def _drain(self) -> None:
+        commands, self._commands = self._commands, []
+        for command in commands:
+            self.trainer.take(command)
+
+    def _reports(self) -> list[box.AnyReport]:
+        reports, self.trainer.reports = self.trainer.reports, []
+        return reports

@@ -1,0 +1,220 @@
+"""Machines, hub and islands over simulated links under virtual time: a whole run without a socket.
+
+Everything that decides and everything that touches tensors is the product's own; only links, clocks and
+processes are pretended. A run is a function of its arguments.
+"""
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from farflung.core.fragments import FragmentPlan
+from farflung.engine.hub import HubState
+from farflung.lab.body import Body
+from farflung.lab.island import VirtualIsland
+from farflung.lab.virtual_time import Timers, VirtualTime, What
+from farflung.methods import Method
+from farflung.protocol import actions as act
+from farflung.protocol import events as ev
+from farflung.protocol import messages as msg
+from farflung.protocol import objects
+from farflung.protocol.syncer import SyncerMachine
+
+
+class Tape(Protocol):
+    """Where machines leave what they see and do."""
+
+    def open(self, node: str, machine: Any) -> None:
+        """A machine begins."""
+
+    def handle(self, node: str, machine: Any, event: Any, now: float) -> Sequence[Any]:
+        """Let a machine take an event; record it and the actions; return them."""
+
+
+class VirtualRun:
+    """A syncer and its islands.
+
+    Args:
+        method: the method, with its policy.
+        plan: the fragment plan of the model.
+        run: the run's id.
+        learners: names of the islands.
+        budget_tokens: of the whole run.
+        tape: what is recorded.
+        make_body: a fresh trainer for an island's new process.
+        step_s: seconds of an island's next step.
+        control_s: seconds of a control message, one way, of an island.
+        transfer_s: (island, "up" or "down", bytes) -> seconds until an object that is ready now has arrived.
+        merge_s: seconds of a merge.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        plan: FragmentPlan,
+        *,
+        run: str,
+        learners: Sequence[str],
+        budget_tokens: int,
+        tape: Tape,
+        make_body: Callable[[VirtualIsland], Body],
+        step_s: Callable[[VirtualIsland], float],
+        control_s: Callable[[VirtualIsland], float],
+        transfer_s: Callable[[VirtualIsland, str, int], float],
+        merge_s: float,
+    ):
+        self.method, self.plan, self.tape, self.merge_s = method, plan, tape, merge_s
+        self.make_body, self.step_s = make_body, step_s
+        self.control_s, self.transfer_s = control_s, transfer_s
+        self.time = VirtualTime()
+        self.hub = HubState(plan, method)
+        self.syncer = SyncerMachine(
+            method.policy, run=run, num_learners=len(learners), budget_tokens=budget_tokens
+        )
+        self.objects: dict[str, bytes] = {}  # uploaded and not yet taken, by name
+        self.uploads: dict[str, bytes] | None = None  # all that was ever uploaded, when somebody asks for it
+        self.bytes_moved = {"up": 0, "down": 0}
+        self.finished: str | None = None
+        self._timers = Timers(self.time, lambda name: self.take(ev.TimerFired(name=name)))
+        self._connections = itertools.count(1)
+        self._islands: dict[int, VirtualIsland] = {}  # by connection
+        self._last_s: dict[tuple[int, str], float] = {}  # (connection, direction): its newest arrival
+        tape.open("syncer", self.syncer)
+        self.islands = [VirtualIsland(name, self) for name in learners]
+        for island in self.islands:
+            self.time.after(0.0, island.start)
+
+    @property
+    def now(self) -> float:
+        return self.time.now
+
+    def at(self, moment_s: float, what: What) -> None:
+        """Let something happen, a fault for instance."""
+        self.time.after(moment_s - self.now, what)
+
+    def island(self, name: str) -> VirtualIsland:
+        return next(i for i in self.islands if i.name == name)
+
+    # ---- links ---------------------------------------------------------------------------------------
+
+    def connect(self, island: VirtualIsland) -> int:
+        """A new connection; the syncer hears of it after the latency."""
+        connection = next(self._connections)
+        self._islands[connection] = island
+        self._deliver(connection, "up", lambda: self.take(ev.Connected(connection=connection)))
+        return connection
+
+    def disconnected(self, connection: int) -> None:
+        """A connection is closed at both ends at once; what is on its way is lost."""
+        del self._islands[connection]
+        self.take(ev.Disconnected(connection=connection, reason="closed"))
+
+    def say(self, island: VirtualIsland, message: msg.LearnerMessage) -> None:
+        """From an island to the syncer."""
+        connection = island.connection
+        if connection is not None:
+            event = ev.MessageArrived(connection=connection, message=message)
+            self._deliver(connection, "up", lambda: self.take(event))
+
+    def _send(self, action: act.Send) -> None:
+        island = self._islands.get(action.connection)
+        if island is not None:
+            event = ev.Received(message=action.message)
+            self._deliver(action.connection, "down", lambda: island.feed(event))
+
+    def _deliver(self, connection: int, direction: str, what: What) -> None:
+        """First in, first out, unless the connection closes before it arrives."""
+
+        def arrive() -> None:
+            if connection in self._islands:
+                what()
+
+        line = (connection, direction)
+        delay_s = self.control_s(self._islands[connection])
+        self._last_s[line] = max(self.now + delay_s, self._last_s.get(line, 0.0))
+        self.time.after(self._last_s[line] - self.now, arrive)
+
+    def keep(self, name: str, data: bytes) -> None:
+        """An upload is complete."""
+        self.objects[name] = data
+        if self.uploads is not None:
+            self.uploads[name] = data
+
+    def count(self, direction: str, num_bytes: int) -> None:
+        self.bytes_moved[direction] += num_bytes
+
+    # ---- the syncer ----------------------------------------------------------------------------------
+
+    def take(self, event: ev.SyncerEvent) -> None:
+        """Let the syncer take an event, and perform what it asks for."""
+        if self.finished is not None:
+            return
+        if isinstance(event, ev.MessageArrived):
+            event = self._inspected(event)
+        for action in self.tape.handle("syncer", self.syncer, event, self.now):
+            self._perform(action)
+
+    def _inspected(self, event: ev.MessageArrived) -> ev.MessageArrived:
+        """What a driver finds in the objects that a message speaks of."""
+        member, message = self.syncer.membership.of(event.connection), event.message
+        if member is None:
+            return event
+        if isinstance(message, msg.Contribute):
+            name = objects.contribution(member.name, member.incarnation, message.fragment, message.round)
+            payload = self.objects.pop(name, None)
+            if payload is None:
+                return msgspec.structs.replace(event, problem="missing: no such object")
+            received = self.hub.receive(name, message.fragment, payload)
+            return msgspec.structs.replace(event, finite=received.finite, norm=received.norm)
+        if isinstance(message, msg.Seeded) and member.state == "seeding":
+            names = [objects.seed(member.name, member.incarnation, p) for p in self._fragments]
+            if any(name not in self.objects for name in names):
+                return msgspec.structs.replace(event, problem="missing: no such object")
+            found = [self.hub.seed(p, self.objects.pop(name)) for p, name in enumerate(names)]
+            digests = [self.hub.digest(p, 0) for p in self._fragments]
+            return msgspec.structs.replace(event, finite=all(f.finite for f in found), digests=digests)
+        return event
+
+    @property
+    def _fragments(self) -> range:
+        return range(self.plan.num_fragments)
+
+    def _perform(self, action: act.SyncerAction) -> None:
+        match action:
+            case act.Send():
+                self._send(action)
+            case act.HangUp():
+                self._hang_up(action.connection)
+            case act.SetTimer():
+                self._timers.set(action)
+            case act.Merge():
+                work = self.hub.begin(action)
+                self.time.after(self.merge_s, lambda: self._merged(action, work()))
+            case act.Discard():
+                self.hub.discard(action.object)
+            case act.Retire():
+                self.hub.retire(action.fragment, action.version)
+            case act.DiscardState():
+                self.objects.pop(objects.state(action.transfer), None)
+            case act.WriteCheckpoint():
+                self.time.after(0.0, lambda: self.take(ev.CheckpointWritten()))
+            case act.Finished():
+                self.finished = action.reason
+            case act.Note() | act.CommitSeed():
+                pass
+
+    def _hang_up(self, connection: int) -> None:
+        """Close a connection once what was sent on it has arrived."""
+        island = self._islands.get(connection)
+        if island is not None:
+            self._deliver(connection, "down", island.cut)
+
+    def _merged(self, action: act.Merge, merged: Any) -> None:
+        self.take(
+            ev.MergeDone(
+                fragment=action.fragment, version=merged.version, finite=merged.finite,
+                norm=merged.norm, digest=merged.digest, merge_s=self.merge_s,
+            )
+        )  # fmt: skip
