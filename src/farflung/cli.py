@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import typer
 from rich.console import Console
 
@@ -120,6 +121,44 @@ def _default_out(recipe: Path | None) -> Path:
     while (path := Path("runs") / f"{stem}-{number}").exists():
         number += 1
     return path
+
+
+@app.command()
+def lab(
+    recipe: RecipeArgument = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run; must be new or empty.")] = None,
+    settings: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """The same run in virtual time: real training, simulated links and failures, deterministic.
+
+    The recipe's [lab] table says what is pretended: step times, links, bandwidth. Equal recipes give equal
+    tapes, byte for byte.
+    """
+    from farflung.config import resolve, write_config
+    from farflung.lab.lab import Lab
+    from farflung.recipe import load_recipe
+    from farflung.report.live import result_table
+    from farflung.runtime.run import new_run_dir
+
+    sys.path.insert(0, os.getcwd())
+    loaded = load_recipe(recipe, settings or [])
+    config = msgspec.structs.replace(resolve(loaded, f"lab-{loaded.seed}"), started_s=0.0)
+    run_dir = out or _default_out(recipe)
+    new_run_dir(run_dir)
+    write_config(config, run_dir)
+    console = Console(stderr=True)
+
+    def show(record: dict[str, Any]) -> None:
+        share = record["tokens"] / config.budget_tokens
+        console.print(f"{record['t']:9.1f} virtual s  {share:4.0%} of the tokens  loss {record['loss']:.3f}")
+
+    summary = _close(run_dir, Lab(config, run_dir, show).go())
+    if as_json:
+        print(json.dumps(summary))
+    else:
+        Console().print(result_table(summary))
+        Console().print(f"report: {run_dir / 'report.html'}", soft_wrap=True)
 
 
 @app.command()

@@ -35,6 +35,38 @@ class Serve(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ca: str | None = None  # what learners trust
 
 
+class SharedUplink(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A line that the uploads of several learners pass through, one at a time."""
+
+    learners: list[str]
+    mbps: float
+
+
+class Lab(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What `lab` pretends. A list has one entry a learner.
+
+    Args:
+        step_s: virtual seconds of a step.
+        jitter: relative standard deviation of a step's time.
+        latency_s: one way, learner to syncer.
+        up_mbps, down_mbps: a learner's bandwidth in Mbit/s; None costs no time.
+        shared_uplinks: lines that several learners share.
+        merge_s: of a merge at the syncer.
+        startup_s: of a learner's process after a kill, beside restart_s.
+        workers: processes that compute steps; None takes one a core, 0 computes in the lab's own.
+    """
+
+    step_s: float | list[float] = 0.1
+    jitter: float = 0.0
+    latency_s: float | list[float] = 0.02
+    up_mbps: float | list[float] | None = None
+    down_mbps: float | list[float] | None = None
+    shared_uplinks: list[SharedUplink] = []
+    merge_s: float = 0.005
+    startup_s: float = 2.0
+    workers: int | None = None
+
+
 class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A whole run.
 
@@ -72,6 +104,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     threads: int = 1
     data: Data = Data()
     serve: Serve = Serve()
+    lab: Lab = Lab()
     faults: list[Fault] = []
 
     def learners(self) -> list[str]:
@@ -96,7 +129,7 @@ def load_recipe(path: Path | None, settings: list[str]) -> Recipe:
 def make_recipe(raw: dict[str, Any], where: str = "recipe") -> Recipe:
     """Check a recipe given as plain values."""
     _check_keys(raw, Recipe, where)
-    for table, kind in (("data", Data), ("serve", Serve)):
+    for table, kind in (("data", Data), ("serve", Serve), ("lab", Lab)):
         if isinstance(raw.get(table), dict):
             _check_keys(raw[table], kind, f"{where}: [{table}]")
     faults = raw.get("faults")

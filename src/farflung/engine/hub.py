@@ -1,5 +1,6 @@
 """The hub's tensors: what a syncer serves, receives and merges, as its machine says. No I/O."""
 
+import hashlib
 import re
 from collections import defaultdict
 from collections.abc import Callable
@@ -171,6 +172,11 @@ class HubState:
             if not versions:
                 raise ValueError(f"checkpoint: no version of fragment {index}")
             fragment.restore(versions, outer)
+
+    def model_digest(self) -> str:
+        """One digest (hex) of the newest parameters of all fragments: equal digests, equal models."""
+        digests = "".join(self.digest(p, version) for p, version in enumerate(self.versions))
+        return hashlib.sha256(digests.encode()).hexdigest()
 
     def model_tensors(self) -> dict[str, Tensor]:
         """The newest parameters and buffers by name, in the shapes and dtypes of the model."""

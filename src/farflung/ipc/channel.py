@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from farflung.protocol.mailbox import AnyCommand, AnyReport, Command, Report
+from farflung.protocol.mailbox import AnyCommand, AnyReport
 from farflung.units import KIB, MIB
 
 MAX_FRAME_BYTES = 64 * MIB  # a length beyond this is garbage, not a message
@@ -51,7 +51,7 @@ class Channel(Generic[Incoming]):
         """Whether something waits for the socket to take it."""
         return bool(self._unsent)
 
-    def send(self, message: Command | Report) -> None:
+    def send(self, message: msgspec.Struct) -> None:
         """Send one message, or keep what the socket does not take now. Raises PeerGone."""
         body = _encoder.encode(message)
         self._unsent.append(memoryview(_LENGTH.pack(len(body)) + body))
@@ -151,7 +151,7 @@ class AsyncChannel(Generic[Incoming]):
         self._open = True
         self._loop.add_reader(channel.sock, self._read)
 
-    def send(self, message: Command | Report) -> None:
+    def send(self, message: msgspec.Struct) -> None:
         """Send, now or when the socket takes it; does nothing once the other process is gone."""
         if self._open:
             with contextlib.suppress(PeerGone):  # reported by reading, after what is still to be read

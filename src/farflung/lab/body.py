@@ -94,6 +94,7 @@ class LocalBody:
         self.layout, self.fingerprint = plan.to_json(), plan.fingerprint()
         self._commands: list[box.AnyCommand] = []
         self._progress = (0, 0.0)  # tokens and share when the step began
+        self._computed: tuple[int, float] | None = None
 
     def take(self, command: box.AnyCommand) -> None:
         self._commands.append(command)
@@ -102,11 +103,17 @@ class LocalBody:
         progress = self.trainer.progress
         self._progress = (progress.tokens, progress.fraction)
 
+    def compute(self) -> None:
+        """Compute the step that was begun; `end` does it otherwise."""
+        self._computed = self._step(self._progress[1])
+
     def end(self, step_s: float) -> list[box.AnyReport]:
-        tokens, fraction = self._progress
-        num_tokens, loss = self._step(fraction)
+        if self._computed is None:
+            self.compute()
+        assert self._computed is not None
+        (num_tokens, loss), self._computed = self._computed, None
         self._drain()
-        self.trainer.stepped(num_tokens, step_s=step_s, loss=loss, progress_tokens=tokens)
+        self.trainer.stepped(num_tokens, step_s=step_s, loss=loss, progress_tokens=self._progress[0])
         return self._reports()
 
     def idle(self) -> list[box.AnyReport]:

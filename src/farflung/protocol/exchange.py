@@ -86,7 +86,7 @@ class Exchange:
             line.included = None
             if self.policy.pace == "lockstep":
                 self._schedule(p, version + 1)
-        self.lead_from, self.wanted_step = step - syncer_step, 0
+        self.lead_from, self.wanted_step, self.wait_until_s = step - syncer_step, 0, None
         self._limit(syncer_step)
         for p in range(len(self.lines)):
             self.fetch(p)
@@ -321,7 +321,8 @@ class Exchange:
             self.machine.post(box.Settle(fragment=message.fragment, round=message.round, merged=True))
         else:
             self._close(message.fragment, merged=False)
-            self._look_again(message.fragment)
+            if message.fate != "cancelled":  # then the run is ending
+                self._look_again(message.fragment)
         self._answer(message.fragment)
 
     def _close(self, p: int, merged: bool) -> None:

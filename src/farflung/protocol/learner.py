@@ -165,14 +165,16 @@ class LearnerMachine:
         if kind == "heartbeat":
             self.say(msg.Heartbeat())
             self.emit(act.SetTimer(name="heartbeat", at_s=self.now + self.policy.heartbeat_s))
+        elif kind == "install" and self.phase == "installing" and self.install is not None:
+            self.emit(act.Fetch(fragment=int(rest), version=self.install.versions[int(rest)]))
+        elif self.phase not in ("training", "finishing"):
+            return  # set by an earlier incarnation: the slots belong to the installation
         elif kind == "wait":
             self.exchange.still_waiting()
         elif kind == "fetch":
             self.exchange.fetch(int(rest))
         elif kind == "again":
             self.exchange.try_again(int(rest))
-        elif kind == "install" and self.phase == "installing" and self.install is not None:
-            self.emit(act.Fetch(fragment=int(rest), version=self.install.versions[int(rest)]))
 
     def _refused(self, message: msg.Refused) -> None:
         self.note("refused", reason=message.reason, detail=message.detail)
@@ -244,6 +246,8 @@ class LearnerMachine:
             return
         install = self.install
         self.loads += 1
+        if self.policy.pace == "lockstep":  # not a step before it knows its first snapshots
+            self.post(box.RunUntil(step=install.step, reason="installed, waiting for the first rounds"))
         self.post(
             box.Load(
                 versions=install.versions, cursor=install.cursor, step=install.step,
@@ -257,7 +261,8 @@ class LearnerMachine:
         if self.install is None or not awaited:
             return  # of an earlier incarnation
         self.phase, self.step = "training", report.step
-        self.post(box.RunUntil(step=None))
+        if self.policy.pace == "free":
+            self.post(box.RunUntil(step=None))
         self.exchange.start(report.versions, report.step, self.install.syncer_step)
         self.proof = msg.Installed(
             versions=report.versions, digests=report.digests, inner_digest=report.inner_digest,

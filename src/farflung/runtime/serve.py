@@ -6,7 +6,6 @@ Started by the supervisor (``python -m farflung.runtime.serve``) or by ``farflun
 import argparse
 import asyncio
 import contextlib
-import hashlib
 import json
 import os
 import signal
@@ -123,8 +122,7 @@ def _write_results(run_dir: Path, driver: SyncerDriver) -> None:
         "rejoins": driver.machine.admission.rejoins,
     }
     if driver.hub is not None and driver.machine.phase != "birth":
-        digests = "".join(driver.machine.merging.digests[p, v] for p, v in enumerate(driver.hub.versions))
-        results["digest"] = hashlib.sha256(digests.encode()).hexdigest()
+        results["digest"] = driver.hub.model_digest()
         driver.save_model(run_dir / tape.MODEL)
     tape.write_atomically(run_dir / SYNCER, json.dumps(results).encode())
 

@@ -15,6 +15,9 @@ class Shard:
         self._cursor = 0
 
     def open(self, index: int) -> None:
+        """Use shard `index`; repeats change nothing."""
+        if self._batches is not None:
+            return
         self._batches = self._task.build_batches(index % self._num_learners, self._num_learners)
         self._batches.seek(self._cursor)
 

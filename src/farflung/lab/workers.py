@@ -1,0 +1,191 @@
+"""Islands that compute in worker processes, so that the lab uses every core; with the same result as in one.
+
+A worker holds the trainers of some islands and does what it is told, in order. `begin` is only sent; the step is
+computed while the lab lives through other moments, and `end` collects it. What a snapshot, a seed or a donation
+put into a slot comes along with the report, so that nobody has to ask for it later.
+"""
+
+import os
+import socket
+import subprocess
+import sys
+from typing import Any
+
+import msgspec
+
+from farflung.config import RunConfig
+from farflung.ipc.channel import Channel
+from farflung.lab.body import Body, LocalBody
+from farflung.protocol import mailbox as box
+from farflung.protocol.mailbox import Command
+
+ANSWER_S = 600.0  # the longest step that is waited for
+
+
+class New(Command, frozen=True):
+    body: int
+
+
+class Begin(Command, frozen=True):
+    body: int
+
+
+class End(Command, frozen=True):
+    """End a step (`step_s` set) or look at the mailbox (None), with these commands posted before."""
+
+    body: int
+    commands: list[box.AnyCommand]
+    step_s: float | None
+
+
+class Write(Command, frozen=True):
+    body: int
+    fragment: int
+    value: bytes
+
+
+class PutState(Command, frozen=True):
+    body: int
+    state: bytes
+
+
+class Close(Command, frozen=True):
+    body: int
+
+
+Request = New | Begin | End | Write | PutState | Close
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    reports: list[box.AnyReport] = []
+    slots: list[tuple[bool, int, bytes]] = []  # (seed, fragment, content)
+    state: bytes | None = None
+    may_step: bool = False
+    layout: str = ""
+    fingerprint: str = ""
+
+
+class Worker:
+    """One worker process, seen from the lab."""
+
+    def __init__(self, config: RunConfig) -> None:
+        ours, theirs = socket.socketpair()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "farflung.lab.worker", str(theirs.fileno())],
+            stdin=subprocess.PIPE,
+            pass_fds=(theirs.fileno(),),
+            env={**os.environ, "OMP_NUM_THREADS": str(config.recipe.threads)},
+        )
+        theirs.close()
+        assert self._process.stdin is not None
+        self._process.stdin.write(msgspec.json.encode(config) + b"\n")
+        self._process.stdin.close()
+        self._channel: Channel[Answer] = Channel(ours, Answer)
+
+    def tell(self, request: Request) -> None:
+        self._channel.send(request)
+
+    def ask(self, request: Request) -> Answer:
+        """Send and wait for the answer; there is never more than one on its way."""
+        self._channel.send(request)
+        answers = self._channel.wait(ANSWER_S)
+        if len(answers) != 1:
+            raise RuntimeError(f"a lab worker gave {len(answers)} answers within {ANSWER_S} s")
+        return answers[0]
+
+    def close(self) -> None:
+        """End the process and wait for it."""
+        self._channel.close()
+        self._process.wait()
+
+
+class RemoteBody(Body):
+    """A trainer in a worker."""
+
+    def __init__(self, worker: Worker, number: int) -> None:
+        self._worker, self._number = worker, number
+        self._commands: list[box.AnyCommand] = []
+        self._slots: dict[tuple[bool, int], bytes] = {}
+        self._state = b""
+        self._may_step = False
+        answer = worker.ask(New(body=number))
+        self.layout, self.fingerprint = answer.layout, answer.fingerprint
+
+    def take(self, command: box.AnyCommand) -> None:
+        self._commands.append(command)
+
+    def begin(self) -> None:
+        self._worker.tell(Begin(body=self._number))
+
+    def end(self, step_s: float) -> list[box.AnyReport]:
+        return self._ask(step_s)
+
+    def idle(self) -> list[box.AnyReport]:
+        return self._ask(None)
+
+    def may_step(self) -> bool:
+        return self._may_step
+
+    def read(self, fragment: int, seed: bool) -> bytes:
+        return self._slots[seed, fragment]
+
+    def write(self, fragment: int, value: memoryview) -> None:
+        self._worker.tell(Write(body=self._number, fragment=fragment, value=bytes(value)))
+
+    def get_state(self) -> bytes:
+        return self._state
+
+    def put_state(self, state: bytes) -> None:
+        self._worker.tell(PutState(body=self._number, state=state))
+
+    def close(self) -> None:
+        self._worker.tell(Close(body=self._number))
+
+    def _ask(self, step_s: float | None) -> list[box.AnyReport]:
+        commands, self._commands = self._commands, []
+        answer = self._worker.ask(End(body=self._number, commands=commands, step_s=step_s))
+        self._slots |= {(seed, p): content for seed, p, content in answer.slots}
+        self._state = self._state if answer.state is None else answer.state
+        self._may_step = answer.may_step
+        return answer.reports
+
+
+def answer(body: LocalBody, request: End) -> Answer:
+    """Worker's side of `end` and `idle`."""
+    for command in request.commands:
+        body.take(command)
+    reports = body.idle() if request.step_s is None else body.end(request.step_s)
+    slots: list[tuple[bool, int, bytes]] = []
+    state: bytes | None = None
+    for report in reports:
+        if isinstance(report, box.BoundaryPassed):
+            slots += [(False, t.fragment, body.read(t.fragment, seed=False)) for t in report.taken]
+        elif isinstance(report, box.SeedTaken):
+            slots += [(True, p, body.read(p, seed=True)) for p in range(len(report.num_bytes))]
+        elif isinstance(report, box.Donated):
+            state = body.get_state()
+    return Answer(reports=reports, slots=slots, state=state, may_step=body.may_step())
+
+
+def serve(channel: Channel[Any], make_body: Any) -> None:
+    """A worker's life: do what comes, in order, until the lab is gone (`PeerGone`)."""
+    bodies: dict[int, LocalBody] = {}
+    while True:
+        for request in channel.wait(ANSWER_S):
+            match request:
+                case New():
+                    body = bodies[request.body] = make_body()
+                    channel.send(Answer(layout=body.layout, fingerprint=body.fingerprint))
+                case Begin():
+                    bodies[request.body].begin()
+                    bodies[request.body].compute()
+                case End():
+                    channel.send(answer(bodies[request.body], request))
+                case Write():
+                    bodies[request.body].write(request.fragment, memoryview(request.value))
+                case PutState():
+                    bodies[request.body].put_state(request.state)
+                case Close():
+                    del bodies[request.body]
+        while channel.unsent:
+            channel.flush()
