@@ -127,6 +127,10 @@ def _default_out(recipe: Path | None) -> Path:
 def lab(
     recipe: RecipeArgument = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run; must be new or empty.")] = None,
+    order: Annotated[
+        Path | None,
+        typer.Option(help="Execute the order found in this run's tape, and compare the model bit for bit."),
+    ] = None,
     settings: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -142,6 +146,9 @@ def lab(
     from farflung.runtime.run import new_run_dir
 
     sys.path.insert(0, os.getcwd())
+    if order is not None:
+        _repeat(order, as_json)
+        return
     loaded = load_recipe(recipe, settings or [])
     config = msgspec.structs.replace(resolve(loaded, f"lab-{loaded.seed}"), started_s=0.0)
     run_dir = out or _default_out(recipe)
@@ -159,6 +166,46 @@ def lab(
     else:
         Console().print(result_table(summary))
         Console().print(f"report: {run_dir / 'report.html'}", soft_wrap=True)
+
+
+def _repeat(run_dir: Path, as_json: bool) -> None:
+    """`lab --order`: the same bits from the same order, or where they part."""
+    from farflung.config import read_config
+    from farflung.lab.order import OrderBroken, repeat
+    from farflung.report.folder import read_folder
+
+    taped = read_folder(run_dir).summary.get("digest")
+    try:
+        digest = repeat(run_dir, read_config(run_dir))
+    except OrderBroken as error:
+        print(f"farflung: {run_dir}: {error}", file=sys.stderr)
+        raise typer.Exit(1) from None
+    agree = digest == taped
+    result = {"run": str(run_dir), "digest": digest, "digest_of_run": taped, "agree": agree}
+    verdict = "bit-identical" if agree else "DIFFERENT"
+    print(json.dumps(result) if as_json else f"{verdict}: {digest[:16]} here, {str(taped)[:16]} in {run_dir}")
+    if not agree:
+        raise typer.Exit(1)
+
+
+@app.command()
+def replay(
+    run_dir: Annotated[Path, typer.Argument(help="A run folder, of `run` or `lab`.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Feed a run's tape to fresh machines and compare every action; exit code 1 where they differ."""
+    from farflung.testing.tapes import replay_run
+
+    verdicts = replay_run(run_dir)
+    if as_json:
+        print(
+            json.dumps({"machines": [v.as_dict() for v in verdicts], "same": all(v.same for v in verdicts)})
+        )
+    else:
+        for verdict in verdicts:
+            print(verdict)
+    if not all(v.same for v in verdicts):
+        raise typer.Exit(1)
 
 
 @app.command()

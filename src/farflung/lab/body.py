@@ -103,6 +103,10 @@ class LocalBody:
         progress = self.trainer.progress
         self._progress = (progress.tokens, progress.fraction)
 
+    def begin_at(self, tokens: int, budget_tokens: int) -> None:
+        """Begin a step whose schedule sees these tokens of the run."""
+        self._progress = (tokens, min(1.0, tokens / budget_tokens))
+
     def compute(self) -> None:
         """Compute the step that was begun; `end` does it otherwise."""
         self._computed = self._step(self._progress[1])

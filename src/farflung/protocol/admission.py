@@ -357,4 +357,4 @@ class Admission:
         if self.hub.phase == "birth" and self.seeder is not None:
             seeder = self.hub.membership.members[self.seeder]
             if not seeder.live(self.hub.now):
-                self.hub.lose(seeder, "silent while it should seed the run")
+                self.reset(seeder, "silent while it should seed the run")  # it may only be slow

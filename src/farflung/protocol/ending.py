@@ -22,6 +22,7 @@ class Ending:
     def __init__(self, hub: SyncerMachine):
         self.hub, self.policy = hub, hub.policy
         self.finish_message: msg.Finish | None = None
+        self.asked_to_save = False
 
     # ---- starting to end -----------------------------------------------------------------------------
 
@@ -38,12 +39,16 @@ class Ending:
             self.hub.note("ending", reason="asked to stop")
             self.hub.merging.cancel_open()
             for member in self.hub.membership.present():
-                if member.state == "training":
-                    self.hub.send(member, msg.Suspend())
-                else:
+                if member.state != "training":
                     self._dismiss(member, "suspended")
             self.hub.timer("end", self.hub.now + self._patience_s(event))
             self.review()
+
+    def _ask_to_save(self) -> None:
+        """After the last merge: a learner that saves before it hears of one would hold merged work as its own."""
+        self.asked_to_save = True
+        for member in self.hub.membership.training():
+            self.hub.send(member, msg.Suspend())
 
     def _patience_s(self, event: ev.StopRequested) -> float:
         return self.policy.lease_s if event.within_s is None else event.within_s
@@ -74,7 +79,7 @@ class Ending:
         """A member whose connection broke may have missed what was asked of everybody."""
         if self.hub.phase == "handing_in" and member.state == "training" and self.finish_message is not None:
             self.hub.send(member, self.finish_message)
-        elif self.hub.phase == "suspending" and member.state == "training":
+        elif self.asked_to_save and member.state == "training":
             self.hub.send(member, msg.Suspend())
 
     # ---- answers -------------------------------------------------------------------------------------
@@ -99,6 +104,8 @@ class Ending:
 
     def review(self) -> None:
         """Take the next step of the ending as soon as nothing holds it up."""
+        if self.hub.phase == "suspending" and not self.hub.merging.rounds.open and not self.asked_to_save:
+            self._ask_to_save()
         waiting = [m for m in self.hub.membership.training() if m.live(self.hub.now)]
         open_rounds = self.hub.merging.rounds.open
         if self.hub.phase == "finishing" and not open_rounds:

@@ -45,6 +45,7 @@ class LearnerMachine:
         self.proof: msg.Installed | None = None  # what this incarnation proved to hold
         self.missing: set[int] = set()  # fragments still to be fetched before installation
         self.loads = 0  # posted and not yet reported
+        self.seeds = 0  # likewise
         self.state_here = False
         self.seeds_left: set[int] = set()
         self.donating: str | None = None
@@ -212,9 +213,13 @@ class LearnerMachine:
 
     def _seed_request(self, message: msg.SeedRequest) -> None:
         self.phase = "seeding"
+        self.seeds += 1
         self.post(box.Seed())
 
     def _seed_taken(self, report: box.SeedTaken) -> None:
+        self.seeds -= 1
+        if self.phase == "installing":
+            self._fetch_all()
         if self.phase != "seeding" or self.incarnation is None:
             return  # asked for by a connection that is gone: the syncer asks again, or somebody else
         self.seeds_left = set(range(self.policy.num_fragments))
@@ -225,10 +230,16 @@ class LearnerMachine:
     def _install(self, message: msg.Install) -> None:
         self.phase, self.install = "installing", message
         self.missing, self.state_here = set(range(self.policy.num_fragments)), message.state is None
-        for p, version in enumerate(message.versions):
+        self._fetch_all()
+
+    def _fetch_all(self) -> None:
+        """Fill the downlink slots, unless a `Seed` that came to nothing is still to write there."""
+        if self.install is None or self.seeds:
+            return
+        for p, version in enumerate(self.install.versions):
             self.emit(act.Fetch(fragment=p, version=version))
-        if message.state is not None:
-            offer = message.state
+        offer = self.install.state
+        if offer is not None:
             self.emit(act.FetchState(transfer=offer.transfer, num_bytes=offer.num_bytes, digest=offer.digest))
 
     def _state_fetched(self, event: ev.StateFetched) -> None:

@@ -230,14 +230,16 @@ class Merging:
             del self.fates[key]
 
     def repeat_fates(self, member: Member) -> None:
-        """Tell a member that was away the newest fate of each fragment: its message may have been lost."""
+        """Tell a member that was away what was merged last of each fragment: the message may have been lost.
+
+        Of other fates it will ask, by a repeat; the one we know may be that of an earlier attempt.
+        """
         for p in range(self.policy.num_fragments):
-            fates = self.fates.get((member.name, member.incarnation, p))
-            if fates:
-                number = max(fates)
-                self.hub.send(
-                    member, msg.FateOf(fragment=p, round=number, fate=fates[number], reason="repeat")
-                )
+            fates = self.fates.get((member.name, member.incarnation, p), {})
+            merged = [number for number, fate in fates.items() if fate == "merged"]
+            if merged:
+                fate = msg.FateOf(fragment=p, round=max(merged), fate="merged", reason="repeat")
+                self.hub.send(member, fate)
 
     # ---- closing -------------------------------------------------------------------------------------
 

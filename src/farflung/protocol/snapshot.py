@@ -58,6 +58,7 @@ def snapshot(machine: SyncerMachine) -> SyncerSnapshot:
 
 def restore(machine: SyncerMachine, saved: SyncerSnapshot, now: float) -> None:
     """Put a fresh machine where the suspended one was; its members are expected to reattach."""
+    machine.restored = {"now": now, "snapshot": msgspec.to_builtins(saved)}
     machine.phase = "training"
     machine.admission.fingerprint, machine.admission.layout = saved.fingerprint, saved.layout
     machine.admission.rejoins, machine.refused = saved.rejoins, dict(saved.refused)

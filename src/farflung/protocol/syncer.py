@@ -60,6 +60,7 @@ class SyncerMachine:
         self.membership = Membership(policy.num_fragments)
         self.ledger = Ledger(policy.num_fragments, policy.carries_tokens)
         self.refused: dict[str, int] = {}
+        self.restored: dict[str, Any] | None = None  # the snapshot it began from, for the tape
         self.merging = Merging(self)
         self.admission = Admission(self)
         self.ending = Ending(self)
@@ -90,12 +91,13 @@ class SyncerMachine:
 
     def header(self) -> dict[str, Any]:
         """What a fresh machine needs, beside the policy, to replay this one's tape."""
-        return {
+        header = {
             "machine": "syncer",
             "run": self.run,
             "num_learners": self.num_learners,
             "budget_tokens": self.budget_tokens,
         }
+        return header if self.restored is None else {**header, "restored": self.restored}
 
     def handle(self, event: ev.SyncerEvent, now: float) -> list[SyncerAction]:
         """Take one event at time `now` (seconds, monotonic); return what to do, in this order."""

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from farflung import tape
+from farflung.errors import UserError
+from farflung.protocol import snapshot
 from farflung.protocol.actions import LearnerAction, SyncerAction
 from farflung.protocol.events import LearnerEvent, SyncerEvent
 from farflung.protocol.learner import LearnerMachine
+from farflung.protocol.policy import Policy
 from farflung.protocol.syncer import SyncerMachine
 from farflung.tape import Record
 
@@ -71,6 +76,77 @@ class Divergence:
     def __str__(self) -> str:
         at = f"{self.record.node} seq {self.record.seq}, {self.record.type} at {self.record.t} s"
         return f"{at}\n  taped:    {self.taped}\n  replayed: {self.replayed}"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One machine's replay."""
+
+    segment: str
+    events: int
+    actions: int
+    divergence: Divergence | None
+    truncated: int
+
+    @property
+    def same(self) -> bool:
+        return self.divergence is None
+
+    def as_dict(self) -> dict[str, Any]:
+        differs = None if self.divergence is None else str(self.divergence)
+        return {"segment": self.segment, "events": self.events, "actions": self.actions, "differs": differs}
+
+    def __str__(self) -> str:
+        cut = f", {self.truncated} line cut off" if self.truncated else ""
+        counts = f"{self.segment}: {self.events} events, {self.actions} actions{cut}"
+        return f"{counts}: the same" if self.divergence is None else f"{counts}: DIFFERENT\n{self.divergence}"
+
+
+def replay_run(run_dir: Path) -> list[Verdict]:
+    """Replay every segment of a run folder through a fresh machine.
+
+    Raises:
+        UserError: there is no tape here, or it is damaged or of another schema.
+    """
+    paths = sorted((run_dir / tape.TAPE_DIR).glob("*.jsonl"))
+    if not paths:
+        raise UserError(f"{run_dir}: no {tape.TAPE_DIR}/*.jsonl here: give a run folder")
+    return [_replay_segment(path) for path in paths]
+
+
+def _replay_segment(path: Path) -> Verdict:
+    try:
+        segment = tape.read_segment(path)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    header, records = segment.records[0], segment.records[1:]
+    if segment.truncated:  # the last event's actions may be incomplete
+        last = max((i for i, r in enumerate(records) if r.kind == "event"), default=0)
+        records = records[:last]
+    divergence = replay(records, machine_of(header))
+    kinds = [r.kind for r in records]
+    return Verdict(path.name, kinds.count("event"), kinds.count("action"), divergence, segment.truncated)
+
+
+def machine_of(header: Record) -> SyncerMachine | LearnerMachine:
+    """A fresh machine as the one that wrote a segment was when it began.
+
+    Raises:
+        UserError: another schema, or a header that is not ours.
+    """
+    data = header.data
+    if data.get("schema") != tape.SCHEMA:
+        raise UserError(f"{header.node}: tape schema {data.get('schema')}, this farflung reads {tape.SCHEMA}")
+    policy = msgspec.convert(data["policy"], Policy)
+    if data["machine"] == "learner":
+        return LearnerMachine(policy, learner=data["learner"], run=data["run"])
+    machine = SyncerMachine(
+        policy, run=data["run"], num_learners=data["num_learners"], budget_tokens=data["budget_tokens"]
+    )
+    if (restored := data.get("restored")) is not None:
+        saved = snapshot.decode(msgspec.json.encode(restored["snapshot"]))
+        snapshot.restore(machine, saved, restored["now"])
+    return machine
 
 
 def replay(records: Iterable[Record], machine: SyncerMachine | LearnerMachine) -> Divergence | None:
