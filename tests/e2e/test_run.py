@@ -70,14 +70,14 @@ def notes(run_dir: Path, kind: str) -> list[dict[str, Any]]:
     ]
 
 
-def wait_for(run_dir: Path, process: "subprocess.Popen[str]", text: str) -> None:
-    """Until the syncer's tape holds a text; the process must live meanwhile."""
+def wait_for(run_dir: Path, process: "subprocess.Popen[str]", *texts: str) -> None:
+    """Until the syncer's tape holds every text; the process must live meanwhile."""
     path = run_dir / tape.TAPE_DIR / "syncer.jsonl"
     while process.poll() is None:
-        if path.exists() and text in path.read_text():
+        if path.exists() and all(text in path.read_text() for text in texts):
             return
         time.sleep(0.05)
-    raise AssertionError(f"{text!r} never happened: {process.communicate()}")
+    raise AssertionError(f"{texts} never happened: {process.communicate()}")
 
 
 def test_a_killed_learner_returns_and_is_proven_right(tmp_path: Path) -> None:
@@ -110,7 +110,9 @@ def test_ctrl_c_stops_in_order_and_resume_goes_on(tmp_path: Path) -> None:
     (tmp_path / "r.toml").write_text(RECIPE.format(steps=200, pace_s=0.03, more=""))
     run_dir = tmp_path / "runs/two"
     process = start(tmp_path, "r.toml", "--out", "runs/two", "--json")
-    wait_for(run_dir, process, '"version":3')
+    merged = [f'"kind":"merged","data":{{"fragment":{p},"version":2,' for p in range(4)]
+    joined = [f'"kind":"joined","data":{{"learner":"learner-{i}"' for i in range(3)]
+    wait_for(run_dir, process, *merged, *joined)
     os.kill(process.pid, signal.SIGINT)
     code, out, err = finish(process)
     assert code == 0, err
@@ -131,7 +133,8 @@ def test_ctrl_c_stops_in_order_and_resume_goes_on(tmp_path: Path) -> None:
     assert after["ledger_exact"]
     assert after["tokens_trained"] >= 3 * 200 * 16 * 64
     assert after["rejoins"] == 0  # everybody went on where it was
-    assert {n["role"] for n in notes(run_dir, "joined")} == {"birth", "reattach"}
+    last = {n["learner"]: n["role"] for n in notes(run_dir, "joined")}
+    assert last == dict.fromkeys(["learner-0", "learner-1", "learner-2"], "reattach")
     assert after["eval_loss_final"] < before["eval_loss_final"]
 
 

@@ -4,6 +4,7 @@ A driver feeds commands in (`take`) and tells it of finished steps (`stepped`); 
 The runtime's learner and the lab's island are the same object behind different mailboxes.
 """
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -12,6 +13,8 @@ import msgspec
 
 from farflung.engine.island import Island
 from farflung.protocol import mailbox as box
+
+RECENT = 1024  # boundary reports kept for a sidecar that takes over from a dead one
 
 
 class Inner(Protocol):
@@ -69,6 +72,7 @@ class Trainer:
         self.ended: str | None = None
         self.reports: list[box.AnyReport] = []
         self.sequence = 0  # boundary reports of this incarnation
+        self.recent: deque[box.BoundaryPassed] = deque(maxlen=RECENT)  # the last of them
         self._after: list[box.AnyCommand] = []  # to be done once the boundary is complete
         self._put_state, self._get_state, self._save = put_state, get_state, save
 
@@ -125,6 +129,7 @@ class Trainer:
 
     def _passed(self, report: box.BoundaryPassed) -> None:
         self.sequence += 1
+        self.recent.append(report)
         self.reports.append(report)
 
     def _complete(self) -> None:
@@ -153,6 +158,7 @@ class Trainer:
             inner_digest = self.inner.digest(self.inner.donate())
         self.inner.cursor = command.cursor
         self.installed, self.sequence = True, 0
+        self.recent.clear()
         self.reports.append(
             box.Loaded(
                 versions=command.versions, digests=digests, inner_digest=inner_digest,

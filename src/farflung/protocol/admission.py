@@ -123,10 +123,10 @@ class Admission:
             ),
         )
         self.hub.note("joined", learner=member.name, incarnation=member.incarnation, role="reattach")
+        self.hub.merging.repeat_fates(member)
         for fragment, version in enumerate(self.hub.merging.versions):
             if version > member.held[fragment]:
                 self.hub.merging.announce(member, fragment)
-        self.hub.merging.repeat_fates(member)
         self.hub.ending.reattached(member)
 
     def _welcome(self, member: Member) -> None:

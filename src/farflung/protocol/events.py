@@ -42,7 +42,8 @@ class Refusal(Event, frozen=True):
     """The transport turned somebody away before a machine saw a message (token, frame, size)."""
 
     reason: str
-    detail: str
+    detail: str  # of the last one
+    count: int = 1  # how many since the last event of this reason
 
 
 class MergeDone(Event, frozen=True):

@@ -246,10 +246,10 @@ class Exchange:
         line = self.lines[p]
         line.held, line.posted, line.adopted_step = version, None, self.machine.step
         out = line.outgoing
-        if out is not None and out.fate is not None:
+        if out is not None:
             included = line.posted_included is not None and line.posted_included >= out.taken.round
-            if included or not self.policy.carries_tokens:
-                line.outgoing = None
+            if included or (out.fate is not None and not self.policy.carries_tokens):
+                line.outgoing = None  # inclusion tells its fate, should the message come later
         self.fetch(p)
         self._answer(p)
         if line.snapshot is not None:
@@ -321,7 +321,9 @@ class Exchange:
             self.machine.post(box.Settle(fragment=message.fragment, round=message.round, merged=True))
         else:
             self._close(message.fragment, merged=False)
-            if message.fate != "cancelled":  # then the run is ending
+            if message.fate == "cancelled":  # the run is ending, the invitations with the round
+                self.lines[message.fragment].invited = None
+            else:
                 self._look_again(message.fragment)
         self._answer(message.fragment)
 

@@ -21,6 +21,23 @@ from farflung.protocol.policy import Policy
 Phase = Literal["starting", "joining", "seeding", "installing", "training", "finishing", "saving", "ended"]
 
 
+def boundary(sequence: int, report: box.BoundaryPassed) -> msg.Boundary:
+    """A trainer's report as the syncer is told of it."""
+    return msg.Boundary(
+        sequence=sequence,
+        step=report.step,
+        tokens=report.tokens,
+        step_s=report.step_s,
+        wait_s=report.wait_s,
+        loss=report.loss,
+        lr=report.lr,
+        progress_tokens=report.progress_tokens,
+        cursor=report.cursor,
+        adopted=report.adopted,
+        snapshots=[(t.fragment, t.round) for t in report.taken],
+    )
+
+
 class LearnerMachine:
     """One incarnation of a learner.
 
@@ -133,6 +150,8 @@ class LearnerMachine:
             self.phase = "training"
             self.exchange.start(report.held, report.step, 0)
             self.exchange.resume(report.outstanding)
+            first = report.sequence - len(report.recent) + 1
+            self.unacked.extend(boundary(n, one) for n, one in enumerate(report.recent, first))
         if self.linked:
             self._join()
 
@@ -197,8 +216,8 @@ class LearnerMachine:
         self._acknowledge(message.sequence)
         if not message.installed and self.proof is not None:
             self.say(self.proof)
-        for boundary in self.unacked:
-            self.say(boundary)
+        for unheard in self.unacked:
+            self.say(unheard)
         self.exchange.reattached()
 
     def _progress(self, message: msg.Progress) -> None:
@@ -348,14 +367,9 @@ class LearnerMachine:
             return  # the end of a step that a new start has made worthless
         self.sequence += 1
         self.step = report.step
-        boundary = msg.Boundary(
-            sequence=self.sequence, step=report.step, tokens=report.tokens, step_s=report.step_s,
-            wait_s=report.wait_s, loss=report.loss, lr=report.lr,
-            progress_tokens=report.progress_tokens, cursor=report.cursor,
-            adopted=report.adopted, snapshots=[(t.fragment, t.round) for t in report.taken],
-        )  # fmt: skip
-        self.unacked.append(boundary)
-        self.say(boundary)
+        message = boundary(self.sequence, report)
+        self.unacked.append(message)
+        self.say(message)
         self.exchange.boundary(report)
 
     # ---- donating ------------------------------------------------------------------------------------

@@ -100,21 +100,6 @@ class Taken(msgspec.Struct, frozen=True, kw_only=True):
     num_bytes: int
 
 
-class Ready(Report, frozen=True):
-    """The trainer has a model. `incarnation` is set when it goes on where a save file or a dead sidecar was."""
-
-    learner: str
-    fingerprint: str
-    layout: str
-    method: str
-    run: str | None = None
-    incarnation: int | None = None
-    held: list[int] = []
-    step: int = 0
-    sequence: int = 0
-    outstanding: list[Taken] = []  # contributions without a fate, still in their slots
-
-
 class SeedTaken(Report, frozen=True):
     num_bytes: list[int]  # one a fragment
 
@@ -131,6 +116,22 @@ class BoundaryPassed(Report, frozen=True):
     adopted: list[tuple[int, int]] = []
     taken: list[Taken] = []
     skipped: list[int] = []  # fragments whose final snapshot had nothing to send
+
+
+class Ready(Report, frozen=True):
+    """The trainer has a model. `incarnation` is set when it goes on where a save file or a dead sidecar was."""
+
+    learner: str
+    fingerprint: str
+    layout: str
+    method: str
+    run: str | None = None
+    incarnation: int | None = None
+    held: list[int] = []
+    step: int = 0
+    sequence: int = 0
+    outstanding: list[Taken] = []  # contributions without a fate, still in their slots
+    recent: list[BoundaryPassed] = []  # the last reports, up to `sequence`: a dead sidecar may have kept some
 
 
 class Loaded(Report, frozen=True):

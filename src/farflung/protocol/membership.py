@@ -59,9 +59,10 @@ class Member:
 
     def progressing(self, now: float, patience_s: float) -> bool:
         """Training, and a boundary was heard of within `patience_s` or three of its own steps."""
-        if self.state != "training" or self.last_boundary_s is None or not self.live(now):
+        if self.state != "training" or self.last_boundary_s is None or now > self.lease_until_s:
             return False
-        return now - self.last_boundary_s <= max(patience_s, 3 * (self.step_s.value or 0.0))
+        silent_s = now - self.last_boundary_s
+        return silent_s <= patience_s or silent_s <= 3 * (self.step_s.value or 0.0)
 
 
 @dataclass
@@ -82,8 +83,9 @@ class Membership:
 
     def __init__(self, num_fragments: int) -> None:
         self.num_fragments = num_fragments
-        self.members: dict[str, Member] = {}
+        self.members: dict[str, Member] = {}  # a name stays for good
         self.connections: dict[int, str] = {}
+        self._in_order: list[Member] = []
 
     def of(self, connection: int) -> Member | None:
         name = self.connections.get(connection)
@@ -116,7 +118,10 @@ class Membership:
             self.members[name].connection = None
 
     def sorted(self) -> list[Member]:
-        return [self.members[name] for name in sorted(self.members)]
+        """All members by name. Read only."""
+        if len(self._in_order) != len(self.members):
+            self._in_order = [self.members[name] for name in sorted(self.members)]
+        return self._in_order
 
     def present(self) -> list[Member]:
         return [m for m in self.sorted() if m.state in PRESENT]

@@ -56,7 +56,7 @@ class Merging:
 
     def open_due(self) -> None:
         """Free pace: open the rounds that are due and set the clock for the next one."""
-        while self.hub.phase == "training" and self.policy.pace == "free":
+        while self.hub.phase == "training" and self.policy.pace == "free" and self.rounds.may_open():
             step_s = median_step_s(self.hub.membership.training(), self.hub.now)
             at = self.rounds.next_opening_s(step_s, self.hub.now)
             if at is None:
@@ -65,8 +65,7 @@ class Merging:
                 self.hub.timer("open", at)
                 return
             round = self._open(self.rounds.next_fragment)
-            for member in self.hub.membership.training():
-                self._ask(round, member)
+            self._ask(round, self.hub.membership.training())
 
     def _open(self, fragment: int, final: bool = False) -> Round:
         live = frozenset(m.name for m in self.hub.membership.training() if m.live(self.hub.now))
@@ -86,19 +85,21 @@ class Merging:
         """
         if self.policy.pace == "free":
             for fragment in sorted(self.rounds.open):
-                self._ask(self.rounds.open[fragment], member)
+                self._ask(self.rounds.open[fragment], [member])
                 self.review(fragment)
 
-    def _ask(self, round: Round, member: Member) -> None:
-        if self.rounds.invite(round, member, self.hub.now, self.step_s()):
+    def _ask(self, round: Round, members: list[Member]) -> None:
+        """Invite those who are to be asked now."""
+        wanted = [m for m in members if self.rounds.wants(round, m, self.hub.now)]
+        step_s = self.step_s() if wanted else 0.0
+        for member in wanted:
+            self.rounds.invite(round, member, self.hub.now, step_s)
             self.hub.send(member, msg.Invite(fragment=round.fragment, round=round.number))
 
     def _ask_again(self, round: Round) -> None:
         """Below quorum: repeat invitations whose deadline passed, also to those who wait and report no steps."""
         if self.policy.pace == "free":
-            for member in self.hub.membership.training():
-                if member.name in round.invited:
-                    self._ask(round, member)
+            self._ask(round, [m for m in self.hub.membership.training() if m.name in round.invited])
 
     def snapshotted(self, member: Member, fragment: int, number: int) -> None:
         """A learner snapshotted for a round; lockstep rounds open with their first snapshot."""
@@ -168,7 +169,8 @@ class Merging:
             object_name, member.name, member.incarnation, message.base_version,
             message.steps, message.tokens, message.sync_s,
         )  # fmt: skip
-        self.rounds.arrive(round, arrived, self.hub.now, self._needed(round), self.step_s())
+        step_s = self.step_s() if round.quorum_s is None else 0.0  # for the grace window, set at the quorum
+        self.rounds.arrive(round, arrived, self.hub.now, self._needed(round), step_s)
         self.review(p)
 
     def _check(
@@ -244,8 +246,10 @@ class Merging:
     # ---- closing -------------------------------------------------------------------------------------
 
     def _needed(self, round: Round) -> int:
-        lapsed = {n for n in round.members if not self.hub.membership.members[n].live(self.hub.now)}
-        return quorum.required(self.policy.quorum, round.members, lapsed)
+        known, now = self.hub.membership.members, self.hub.now
+        at_open = round.members if self.policy.quorum == "all" else ()  # a number does not ask for them
+        lapsed = {name for name in at_open if not known[name].live(now)}
+        return quorum.required(self.policy.quorum, at_open, lapsed)
 
     def review_all(self) -> None:
         for fragment in sorted(self.rounds.open):
@@ -257,11 +261,10 @@ class Merging:
         if round is None or round.merging or round.final or self.hub.phase != "training":
             return
         now, needed = self.hub.now, self._needed(round)
-        may_come = {
-            m.name
-            for m in self.hub.membership.training()
-            if m.name not in round.arrived and m.progressing(now, PATIENCE_S)
-        }
+        may_come = set()  # matters to a round that has its quorum
+        if len(round.arrived) >= needed:
+            left = [m for m in self.hub.membership.sorted() if m.name not in round.arrived]
+            may_come = {m.name for m in left if m.progressing(now, PATIENCE_S)}
         decision = self.rounds.review(round, now, needed, may_come)
         if decision.close:
             self.hub.timer(f"round.{fragment}", None)

@@ -68,6 +68,9 @@ class Rounds:
     def __init__(self, policy: Policy):
         self.policy = policy
         self.open: dict[int, Round] = {}
+        self.most_open = schedule.max_in_flight(
+            policy.sync_every_steps, policy.num_fragments, policy.overlap_steps
+        )
         self.next_fragment = 0
         self.next_number = [1] * policy.num_fragments
         self.closed = 0
@@ -84,14 +87,17 @@ class Rounds:
     def next_opening_s(self, xi_step_s: float | None, now: float) -> float | None:
         """When the next round may open (free pace); None while the step time is unknown or too many are open."""
         policy = self.policy
-        most = schedule.max_in_flight(policy.sync_every_steps, policy.num_fragments, policy.overlap_steps)
-        if xi_step_s is None or len(self.open) >= most or self.next_fragment in self.open:
+        if xi_step_s is None or not self.may_open():
             return None
         if self.last_opened_s is None or not policy.throttle:
             return now
         return self.last_opened_s + schedule.round_interval_s(
             policy.sync_every_steps, policy.num_fragments, xi_step_s
         )
+
+    def may_open(self) -> bool:
+        """Whether there is room for one more round, and the next fragment has none."""
+        return len(self.open) < self.most_open and self.next_fragment not in self.open
 
     def start(self, fragment: int, now: float, members: frozenset[str], final: bool = False) -> Round:
         round = Round(fragment, self.next_number[fragment], now, members, final)
@@ -104,16 +110,21 @@ class Rounds:
 
     # ---- inviting and closing ------------------------------------------------------------------------
 
+    @staticmethod
+    def wants(round: Round, member: Member, now: float) -> bool:
+        """Whether this member is to be asked now."""
+        if round.merging or round.final or member.name in round.arrived:
+            return False
+        until = round.invited.get(member.name)
+        return until is None or (now > until and round.quorum_s is None)
+
     def invite(self, round: Round, member: Member, now: float, xi_step_s: float) -> bool:
         """Whether this member is to be asked now; notes its deadline.
 
         An invitation can be answered at the next boundary, so one step of the member comes before the time
         allowed for the transfer: twice the usual, between 0.1 s and tau steps.
         """
-        if round.merging or round.final or member.name in round.arrived:
-            return False
-        until = round.invited.get(member.name)
-        if until is not None and (now <= until or round.quorum_s is not None):
+        if not self.wants(round, member, now):
             return False
         most = max(MIN_DEADLINE_S, self.policy.overlap_steps * xi_step_s)
         usual = most if self.xi_sync.value is None else 2 * self.xi_sync.value
@@ -143,13 +154,12 @@ class Rounds:
 
     def review(self, round: Round, now: float, needed: int, may_come: set[str]) -> Decision:
         """Close or wait. `may_come`: progressing members that have not contributed to this round."""
-        for name, until in round.invited.items():
-            if now > until and name not in round.arrived:
-                round.missed.add(name)
+        invited, arrived = round.invited, round.arrived
+        round.missed |= {name for name, until in invited.items() if now > until and name not in arrived}
         return quorum.decide(
             now_s=now,
-            arrived=len(round.arrived),
-            invited_open=len({n for n in may_come if round.invited.get(n, now) >= now}),
+            arrived=len(arrived),
+            invited_open=sum(invited.get(name, now) >= now for name in may_come),
             required=needed,
             quorum_reached_s=round.quorum_s,
             grace_s=round.grace_s,

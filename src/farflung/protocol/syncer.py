@@ -70,7 +70,7 @@ class SyncerMachine:
             ev.Connected: lambda event: None,
             ev.Disconnected: self._disconnected,
             ev.MessageArrived: self._message_arrived,
-            ev.Refusal: lambda event: self.refuse("unknown", event.reason, event.detail),
+            ev.Refusal: lambda event: self.refuse("unknown", event.reason, event.detail, event.count),
             ev.MergeDone: self.merging.merge_done,
             ev.StopRequested: self.ending.stop_requested,
             ev.CheckpointWritten: self.ending.checkpoint_written,
@@ -125,10 +125,10 @@ class SyncerMachine:
     def timer(self, name: str, at_s: float | None) -> None:
         self.emit(act.SetTimer(name=name, at_s=at_s))
 
-    def refuse(self, learner: str, reason: str, detail: str) -> None:
+    def refuse(self, learner: str, reason: str, detail: str, count: int = 1) -> None:
         """Count and show bad input; it changed nothing."""
-        self.refused[reason] = self.refused.get(reason, 0) + 1
-        self.note("refused", learner=learner, reason=reason, detail=detail)
+        self.refused[reason] = self.refused.get(reason, 0) + count
+        self.note("refused", learner=learner, reason=reason, detail=detail, count=count)
 
     # ---- members -------------------------------------------------------------------------------------
 

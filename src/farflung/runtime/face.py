@@ -38,6 +38,8 @@ from farflung.train.inner import ModelInner
 
 Batch = TypeVar("Batch")
 CONNECT_S = 30.0  # people start learners before the syncer, but not much before
+SHORT_LIFE_S = 5.0  # a sidecar that dies so soon after its start ...
+SHORT_LIVES = 5  # ... so many times in a row will not do better the next time
 WAIT_S = 0.5  # between looks at the mailbox while there is nothing to do
 TOKEN_VARIABLE = "FARFLUNG_TOKEN"
 
@@ -148,7 +150,7 @@ class Learner:
             tape_path=os.fspath(tape_path) if tape_path else None,
             started_s=time.monotonic() if started_s is None else started_s, ca=ca, cert=cert, key=key,
         )  # fmt: skip
-        self._sidecars = 0
+        self._sidecars = self._short_lives = 0
         ready = self._restore()
         self._start_sidecar(ready)
         try:
@@ -282,6 +284,7 @@ class Learner:
         if tape_path is not None and self._sidecars:
             tape_path = tape_path.removesuffix(".jsonl") + f".{self._sidecars}.jsonl"
         self._sidecars += 1
+        self._sidecar_began_s = time.monotonic()
         within_s = self._config.connect_within_s if ready.incarnation is None else None
         config = msgspec.structs.replace(
             self._config, channel_fd=theirs.fileno(), tape_path=tape_path, connect_within_s=within_s
@@ -303,12 +306,19 @@ class Learner:
             method=f"{self._method.policy.method}:{self._method.policy.digest()}", run=run or self._run,
             incarnation=incarnation, held=self._island.versions, step=self._island.step,
             sequence=self.trainer.sequence, outstanding=self._island.outstanding(),
+            recent=list(self.trainer.recent),
         )  # fmt: skip
 
     def _replace_sidecar(self) -> None:
         """The network stack crashed; training did not. A new one takes over where the old one was."""
         self._channel.close()
         self._process.wait()
+        lived_s = time.monotonic() - self._sidecar_began_s
+        self._short_lives = self._short_lives + 1 if lived_s < SHORT_LIFE_S else 0
+        if self._short_lives >= SHORT_LIVES:
+            raise RuntimeError(
+                f"the sidecar died {self._short_lives} times within {SHORT_LIFE_S:.0f} s of its start"
+            )
         begun = self.trainer.begun
         installed = self.trainer.installed and begun is not None
         self._island.drop_queue()

@@ -29,6 +29,7 @@ from farflung.runtime.timers import Timers
 from farflung.runtime.transport import Refused
 
 MAX_STATE_BYTES = 1 << 40
+REFUSALS_S = 1.0
 NOTES_KEPT = 1000  # for /status; all of them are on the tape
 
 
@@ -58,6 +59,7 @@ class SyncerDriver:
         self._free: dict[int, list[memoryview]] = {}  # buffers of contributions, by size, to be used again
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tensors")
         self._tasks: set[asyncio.Task[None]] = set()
+        self._refusals: dict[str, tuple[int, str]] = {}  # reason: how many are not told yet, the last one
         self.app: web.Application | None = None
 
     def application(self, token: str) -> web.Application:
@@ -155,7 +157,19 @@ class SyncerDriver:
         self.feed(ev.Disconnected(connection=connection, reason=reason))
 
     def refused(self, reason: str, detail: str) -> None:
+        """Told at once, then at most once in REFUSALS_S for each reason: a stranger must not fill the disk."""
+        waiting = self._refusals.get(reason)
+        if waiting is not None:
+            self._refusals[reason] = (waiting[0] + 1, detail)
+            return
         self.feed(ev.Refusal(reason=reason, detail=detail))
+        self._refusals[reason] = (0, detail)
+        asyncio.get_running_loop().call_later(REFUSALS_S, self._tell_refusals, reason)
+
+    def _tell_refusals(self, reason: str) -> None:
+        count, detail = self._refusals.pop(reason)
+        if count and not self.finished.done():
+            self.feed(ev.Refusal(reason=reason, detail=detail, count=count))
 
     async def message(self, connection: int, message: msg.LearnerMessage) -> None:
         """One message of a learner; the tensors it speaks of are examined first."""
@@ -288,6 +302,8 @@ class SyncerDriver:
     async def _status(self, request: web.Request) -> web.Response:
         traffic = request.app[HUB].total
         body = status(self.machine, self.clock(), self.notes, traffic)
+        for reason, (untold, _) in self._refusals.items():
+            body["refused"][reason] += untold
         return web.json_response(body, dumps=lambda value: msgspec.json.encode(value).decode())
 
     async def _model(self, request: web.Request) -> web.Response:
