@@ -1,6 +1,7 @@
 """The command line: thin verbs. Bad input gets one clear line and exit code 2; stack traces are for bugs."""
 
 import asyncio
+import contextlib
 import json
 import os
 import shlex
@@ -8,7 +9,6 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-import msgspec
 import typer
 from rich.console import Console
 
@@ -69,6 +69,7 @@ def run(
     line says what to do), 130 interrupted before there was anything to save.
     """
     from farflung.recipe import load_recipe
+    from farflung.report.closing import close_run
     from farflung.report.live import LiveView, result_table
     from farflung.runtime import checkpoint
     from farflung.runtime import run as runs
@@ -89,7 +90,7 @@ def run(
         except KeyboardInterrupt:
             runs.discard(run_dir)
             raise typer.Exit(130) from None
-    summary = _close(run_dir, runs.results(run_dir, supervisor, outcome))
+    summary = close_run(run_dir, runs.results(run_dir, supervisor, outcome))
     if as_json:
         print(json.dumps(summary))
     else:
@@ -99,19 +100,6 @@ def run(
             Console().print(f"go on with: farflung run --resume {run_dir}", soft_wrap=True)
     if outcome == "interrupted":
         raise typer.Exit(130)
-
-
-def _close(run_dir: Path, results: dict[str, Any]) -> dict[str, Any]:
-    """Write tape.jsonl, summary.json and report.html of a run that is over; return the summary."""
-    from farflung import tape
-    from farflung.report.page import render
-    from farflung.report.summary import summarise
-
-    tape.write_merged(run_dir)
-    summary = summarise(run_dir, results)
-    tape.write_atomically(run_dir / tape.SUMMARY, json.dumps(summary, indent=2).encode())
-    tape.write_atomically(run_dir / tape.REPORT, render(run_dir).encode())
-    return summary
 
 
 def _default_out(recipe: Path | None) -> Path:
@@ -137,11 +125,13 @@ def lab(
     """The same run in virtual time: real training, simulated links and failures, deterministic.
 
     The recipe's [lab] table says what is pretended: step times, links, bandwidth. Equal recipes give equal
-    tapes, byte for byte.
+    tapes, byte for byte. Here the method may also be data_parallel, the reference that averages gradients in
+    every step; its [policy] has elastic and reconfigure_s.
     """
-    from farflung.config import resolve, write_config
-    from farflung.lab.lab import Lab
+    from farflung.config import write_config
+    from farflung.lab.start import lab_config, run_lab
     from farflung.recipe import load_recipe
+    from farflung.report.closing import close_run
     from farflung.report.live import result_table
     from farflung.runtime.run import new_run_dir
 
@@ -149,8 +139,7 @@ def lab(
     if order is not None:
         _repeat(order, as_json)
         return
-    loaded = load_recipe(recipe, settings or [])
-    config = msgspec.structs.replace(resolve(loaded, f"lab-{loaded.seed}"), started_s=0.0)
+    config = lab_config(load_recipe(recipe, settings or []))
     run_dir = out or _default_out(recipe)
     new_run_dir(run_dir)
     write_config(config, run_dir)
@@ -160,7 +149,7 @@ def lab(
         share = record["tokens"] / config.budget_tokens
         console.print(f"{record['t']:9.1f} virtual s  {share:4.0%} of the tokens  loss {record['loss']:.3f}")
 
-    summary = _close(run_dir, Lab(config, run_dir, show).go())
+    summary = close_run(run_dir, run_lab(config, run_dir, show))
     if as_json:
         print(json.dumps(summary))
     else:
@@ -189,6 +178,46 @@ def _repeat(run_dir: Path, as_json: bool) -> None:
 
 
 @app.command()
+def chaos(
+    recipe: Annotated[
+        Path | None, typer.Argument(help="A recipe with faults; or a run folder, to judge only.")
+    ] = None,
+    in_lab: Annotated[bool, typer.Option("--lab", help="In virtual time instead of real processes.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run; must be new or empty.")] = None,
+    settings: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run a recipe with its fault plan, then let the oracle judge the tape; exit code 1 for a broken promise.
+
+    A plan is [[faults]] (kind, target, at_progress or at_s, ...) and [[generate]] (generator, seed, ...), which
+    draws faults: poisson, region_loss, stragglers, partitions, throttled_links. kill, freeze, slow, disconnect,
+    partition, delay, throttle, duplicate and corrupt happen to real processes too; clock_jump, disk_full and
+    syncer_loss only with --lab.
+    """
+    import io
+
+    from farflung import tape
+    from farflung.chaos.oracle import judge
+    from farflung.report.folder import read_folder
+
+    run_dir = recipe if recipe is not None and recipe.is_dir() else out or _default_out(recipe)
+    if run_dir != recipe:
+        with contextlib.redirect_stdout(io.StringIO()) if as_json else contextlib.nullcontext():
+            if in_lab:
+                lab(recipe, run_dir, None, settings, False)
+            else:
+                run(recipe, run_dir, None, settings, False)
+    folder = read_folder(run_dir)
+    verdict = judge(tape.read_run(run_dir), folder.history.metrics)
+    if as_json:
+        print(json.dumps({"run": str(run_dir), "verdict": verdict.as_dict(), "summary": folder.summary}))
+    else:
+        print(verdict)
+    if not verdict.ok:
+        raise typer.Exit(1)
+
+
+@app.command()
 def replay(
     run_dir: Annotated[Path, typer.Argument(help="A run folder, of `run` or `lab`.")],
     as_json: JsonOption = False,
@@ -206,6 +235,41 @@ def replay(
             print(verdict)
     if not all(v.same for v in verdicts):
         raise typer.Exit(1)
+
+
+@app.command()
+def compare(
+    recipes: Annotated[list[Path], typer.Argument(help="Recipes (TOML), at least two.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for all of it; must be new or empty. Default: runs/compare-N."),
+    ] = None,
+    settings: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run recipes in the lab on the same token budget, and show them side by side.
+
+    Task, data, scale, seed and token budget must be equal; --set applies to all. OUT then holds one run folder a
+    recipe and comparison.html: a table, and loss against tokens, virtual time and bytes.
+    """
+    from farflung.compare import PAGE, comparison_table
+    from farflung.compare import compare as compare_recipes
+
+    sys.path.insert(0, os.getcwd())
+    if len(recipes) < 2:
+        raise UserError("compare: name at least two recipes")
+    folder, console = out or _default_out(Path("compare")), Console(stderr=True)
+
+    def show(name: str, record: dict[str, Any]) -> None:
+        moment = f"{record['t']:9.1f} virtual s  {record['tokens']:,} tokens"
+        console.print(f"{name}: {moment}  loss {record['loss']:.3f}")
+
+    summaries = compare_recipes(recipes, folder, settings or [], show)
+    if as_json:
+        print(json.dumps(summaries))
+    else:
+        Console().print(comparison_table(summaries))
+        Console().print(f"page: {folder / PAGE}", soft_wrap=True)
 
 
 @app.command()
@@ -230,6 +294,7 @@ def serve(
     from farflung import tape
     from farflung.config import resolve, write_config
     from farflung.recipe import load_recipe
+    from farflung.report.closing import close_run
     from farflung.runtime.run import new_run_dir
     from farflung.runtime.security import check_token, new_token, save_token
     from farflung.runtime.serve import SYNCER, check_serve
@@ -257,7 +322,7 @@ def serve(
 
     outcome = asyncio.run(serve_run(config, run_dir, token, ready=ready))
     results = json.loads((run_dir / SYNCER).read_bytes())
-    _close(run_dir, {**results, "outcome": outcome, "kills": 0, "wall_s": config.clock()})
+    close_run(run_dir, {**results, "outcome": outcome, "kills": 0, "wall_s": config.clock()})
     model = run_dir / tape.MODEL
     print(f"{outcome}: {model}" if model.exists() else f"{outcome}: nobody trained")
     print(f"report: {run_dir / tape.REPORT}")

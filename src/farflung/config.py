@@ -18,6 +18,8 @@ from farflung.recipe import Recipe
 from farflung.tape import CONFIG, write_atomically
 from farflung.train.task import DataConfig, Task, TaskConfig, load_task
 
+REFERENCE = "data_parallel"  # a method of the lab alone
+
 
 class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A recipe with every default filled in.
@@ -64,6 +66,11 @@ def resolve(recipe: Recipe, run: str, *, trains: bool = True) -> RunConfig:
     Raises:
         UserError: the method, its policy, the task, its data or the fragment plan are not as they should be.
     """
+    if recipe.method == REFERENCE:
+        raise UserError(
+            f"method = {REFERENCE!r} is the lab's reference (`farflung lab`, `compare`); "
+            "to train so for real use PyTorch's own: torchrun with DistributedDataParallel"
+        )
     try:
         method = make_method(recipe.method, **recipe.policy)
     except (ValueError, TypeError) as error:
@@ -77,11 +84,16 @@ def resolve(recipe: Recipe, run: str, *, trains: bool = True) -> RunConfig:
     if trains or budget is None:
         task = build_task(recipe)
         _check_plan(task, method)
-        batch = next(task.build_batches(0, recipe.num_learners))  # also tells of a text that is too short
-        budget = budget or recipe.steps * recipe.num_learners * task.num_tokens(batch)
+        budget = budget_of(recipe, task)
     return RunConfig(
         run=run, recipe=recipe, policy=method.policy, budget_tokens=budget, started_s=time.monotonic()
     )
+
+
+def budget_of(recipe: Recipe, task: Task) -> int:
+    """Tokens of the whole run. UserError for a text that is too short."""
+    batch = next(task.build_batches(0, recipe.num_learners))
+    return recipe.budget_tokens or recipe.steps * recipe.num_learners * task.num_tokens(batch)
 
 
 def _check_plan(task: Task, method: Method) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from farflung.chaos.generators import GENERATORS, AnyGenerator, generate
 from farflung.chaos.plan import Fault
 from farflung.errors import UserError, did_you_mean, field_error
 
@@ -84,6 +85,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         restart_s: pause before a dead island is started again.
         evals: evaluations of the global parameters, evenly over the budget, beside the first and the last.
         threads: torch threads of a learner.
+        faults: what is done to whom, and when (farflung.chaos.plan).
+        generate: more of it, drawn from a seed (farflung.chaos.generators).
     """
 
     method: str = "decoupled"
@@ -106,9 +109,14 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     serve: Serve = Serve()
     lab: Lab = Lab()
     faults: list[Fault] = []
+    generate: list[AnyGenerator] = []
 
     def learners(self) -> list[str]:
         return [f"learner-{i}" for i in range(self.num_learners)]
+
+    def plan(self) -> list[Fault]:
+        """The faults that are given, and those that are drawn."""
+        return [*self.faults, *generate(self.generate, self.learners(), self.seed)]
 
 
 def load_recipe(path: Path | None, settings: list[str]) -> Recipe:
@@ -136,10 +144,11 @@ def make_recipe(raw: dict[str, Any], where: str = "recipe") -> Recipe:
     for number, fault in enumerate(faults if isinstance(faults, list) else [], 1):
         if isinstance(fault, dict):
             _check_keys(fault, Fault, f"{where}: fault {number}")
+    _check_generators(raw.get("generate"), where)
     try:
         recipe = msgspec.convert(raw, Recipe)
     except msgspec.ValidationError as error:
-        raise UserError(f"{where}: {field_error(error, Recipe, Fault)}") from None
+        raise UserError(f"{where}: {field_error(error, Recipe, Fault, *GENERATORS.values())}") from None
     _check_values(recipe, where)
     return recipe
 
@@ -187,6 +196,15 @@ def _check_keys(raw: dict[str, Any], kind: type[msgspec.Struct], where: str) -> 
             raise UserError(f"{where}: unknown key {key!r}{did_you_mean(key, kind.__struct_fields__)}")
 
 
+def _check_generators(tables: Any, where: str) -> None:
+    for number, table in enumerate(tables if isinstance(tables, list) else [], 1):
+        if isinstance(table, dict):
+            place, name = f"{where}: generate {number}", table.get("generator")
+            if name not in GENERATORS:
+                raise UserError(f"{place}: generator = {name!r}{did_you_mean(str(name), GENERATORS)}")
+            _check_keys({key: 0 for key in table if key != "generator"}, GENERATORS[name], place)
+
+
 def _check_values(recipe: Recipe, where: str) -> None:
     for name, least in (
         ("num_learners", 1), ("steps", 1), ("batch_size", 1), ("threads", 1), ("evals", 0), ("pace_s", 0),
@@ -204,7 +222,6 @@ def _check_values(recipe: Recipe, where: str) -> None:
             f"{where}: serve.port = {recipe.serve.port}: must be in 0..{MAX_PORT}; 0 takes a free one"
         )
     for number, fault in enumerate(recipe.faults, 1):
-        fault.check(f"{where}: fault {number}")
-        if fault.target not in recipe.learners():
-            known = did_you_mean(fault.target, recipe.learners())
-            raise UserError(f"{where}: fault {number}: target = {fault.target!r} is no learner{known}")
+        fault.check(f"{where}: fault {number}", recipe.learners())
+    for number, generator in enumerate(recipe.generate, 1):
+        generator.check(f"{where}: generate {number}")

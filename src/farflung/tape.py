@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, Protocol
 
 SCHEMA = 1
 
@@ -40,10 +40,18 @@ class Record:
         return str(self.data.get("type", ""))
 
 
+class Stream(Protocol):
+    """Where lines go: a text file, or the like."""
+
+    def write(self, text: str, /) -> object: ...
+
+    def flush(self) -> None: ...
+
+
 class TapeWriter:
     """Appends records of one machine to a text stream; flushed after every event with its actions."""
 
-    def __init__(self, stream: IO[str], node: str):
+    def __init__(self, stream: Stream, node: str):
         self.stream, self.node, self.seq = stream, node, 0
 
     def write(self, t: float, kind: str, json_text: str) -> None:

@@ -4,18 +4,20 @@ import itertools
 import json
 import math
 import subprocess
+from dataclasses import replace
 
 import pytest
 import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
-from farflung.bench import suite
+from farflung.bench import machines, suite
 from farflung.bench.child import child
 from farflung.bench.measure import FULL, QUICK, Measurement, interleave, speed_of
 from farflung.cli import app
 from farflung.core.codecs import CODECS
 from farflung.errors import UserError
+from farflung.methods import decoupled
 
 
 def measurement(*ratios: float, aim: float | None = None) -> Measurement:
@@ -36,6 +38,7 @@ def test_quick_json_holds_one_finite_positive_ratio_for_every_measurement():
 def test_there_is_a_measurement_for_everything_that_was_asked_for():
     codecs = {f"codec_{name}_{way}" for name in CODECS for way in ("encode", "decode")}
     others = {"learner_throughput", "merge_avg", "merge_rda", "transport_put", "transport_get"}
+    others |= {"lab_overhead", "machine_events"}
     assert set(suite.REGISTRY) == codecs | others
 
 
@@ -78,6 +81,26 @@ def test_the_table_shows_ratio_aim_spread_reference_and_meaning():
         console.print(suite.table({"merge_avg": measurement(0.5, 0.2, 0.9, aim=0.6)}, FULL))
     for text in ("merge_avg", "0.500", "0.6", "0.20 .. 0.90", "3.10 GB/s", "a thing (64 MiB)"):
         assert text in shown.get()
+
+
+def test_less_may_be_better():
+    times = measurement(1.2, aim=1.1)
+    assert not times.missed and replace(times, less_is_better=True).missed
+    assert not replace(times, less_is_better=True, aim=1.3).missed
+    console = Console(width=120)
+    with console.capture() as shown:
+        console.print(suite.table({"lab_overhead": replace(times, less_is_better=True)}, FULL))
+    assert "≤ 1.1" in shown.get()
+
+
+def test_machines_and_bare_loop_get_all_events_in_the_order_of_time():
+    moments = machines.record(decoupled(num_fragments=24, sync_every_steps=24), budget_tokens=8 * 10 * 4)
+    seen: list[tuple[float, str]] = []
+    nodes = {node for _, node, _ in moments}
+    handlers = {node: (lambda event, now, node=node: seen.append((now, node))) for node in nodes}
+    machines._speed(moments, lambda: handlers)()
+    assert seen == [(now, node) for now, node, _ in moments]
+    assert nodes == {"syncer", *(f"learner-{i}" for i in range(8))}
 
 
 def test_a_child_that_ends_at_once_is_one_clear_line():

@@ -41,7 +41,7 @@ def trained(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach().clone() for name, tensor in tensors.items()}
 
 
-@pytest.mark.parametrize("codec", sorted(CODECS))
+@pytest.mark.parametrize("codec", ["bf16", "fp32", "int4", "int8"])  # fewer bits don't tell elements apart
 @pytest.mark.parametrize("strategy", sorted(PLANS))
 def test_a_delta_reaches_every_element_once(strategy: str, codec: str) -> None:
     method = decoupled(

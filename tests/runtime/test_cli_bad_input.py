@@ -90,7 +90,7 @@ def test_a_recipe_that_cannot_be_read_is_one_line(farflung, verb, name, message)
         ("faults=missing.toml", "missing.toml: No such file"),
         (
             'faults=[{kind="kil",target="learner-0",at_s=1}]',
-            "invalid enum value 'kil' (known: freeze, kill, slow)",
+            "invalid enum value 'kil' (known: clock_jump, corrupt, delay, disconnect, disk_full, duplicate, ",
         ),
         (
             'faults=[{kind="kill",targt="learner-0",at_s=1}]',

@@ -27,6 +27,9 @@ class Settings:
         block_steps: timed steps of a block.
         lead_steps: steps before them that are not timed: the pipeline fills, or what is under way ends.
         threads: torch threads; one, because that is what a syncer and a learner use.
+        machine_steps: steps of each learner in the run whose events the machines are given.
+        lab_scale, lab_steps: model and steps of each learner in one repetition of the lab's measurement.
+        lab_repetitions: of that.
     """
 
     vector_bytes: int = 64 * MIB
@@ -36,12 +39,17 @@ class Settings:
     block_steps: int = 4
     lead_steps: int = 2
     threads: int = 1
+    machine_steps: int = 300
+    lab_scale: str = "tiny"
+    lab_steps: int = 192
+    lab_repetitions: int = 3
 
 
 FULL = Settings()
 QUICK = Settings(
-    vector_bytes=1 * MIB, repetitions=2, scale="micro", num_blocks=2, block_steps=3, lead_steps=1
-)
+    vector_bytes=1 * MIB, repetitions=2, scale="micro", num_blocks=2, block_steps=3, lead_steps=1,
+    machine_steps=30, lab_scale="micro", lab_steps=8, lab_repetitions=1,
+)  # fmt: skip
 """A few seconds in all: shows that everything works, and says nothing about speed."""
 
 
@@ -55,6 +63,7 @@ class Measurement:
         unit: of speeds.
         what: what the ratio means, one sentence.
         aim: what we want it to be at least; None: no aim is set.
+        less_is_better: the ratio is of times; the aim is the most we want.
         note: what else was seen.
     """
 
@@ -63,7 +72,15 @@ class Measurement:
     unit: str
     what: str
     aim: float | None = None
+    less_is_better: bool = False
     note: str = ""
+
+    @property
+    def missed(self) -> bool:
+        """The aim was not reached."""
+        return self.aim is not None and (
+            self.ratio > self.aim if self.less_is_better else self.ratio < self.aim
+        )
 
     @property
     def ratio(self) -> float:

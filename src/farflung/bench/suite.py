@@ -11,6 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from farflung.bench.codecs import measure_decode, measure_encode
+from farflung.bench.lab import measure_lab
+from farflung.bench.machines import measure_machines
 from farflung.bench.measure import Measurement, Settings
 from farflung.bench.merges import measure_merge
 from farflung.bench.throughput import measure_learner
@@ -26,6 +28,8 @@ REGISTRY: dict[str, Callable[[Settings], Measurement]] = {
     **{f"codec_{name}_decode": partial(measure_decode, name=name) for name in CODECS},
     "transport_put": measure_put,
     "transport_get": measure_get,
+    "machine_events": measure_machines,
+    "lab_overhead": measure_lab,
 }
 """Name on the command line and in the JSON object -> measurement."""
 
@@ -68,19 +72,19 @@ def table(measured: Mapping[str, Measurement], settings: Settings) -> Table:
     """The same for people."""
     caption = (
         f"Each ratio is ours / reference, measured in turns; median of the repetitions, {settings.threads} "
-        "torch thread(s). Reference: what this machine does plainly (memory copy, socket, bare loop)."
+        "torch thread(s). Reference: what this machine does plainly (memory copy, socket, bare loop). More is "
+        "better, but for lab_overhead, which compares times."
     )
     out = Table(box=None, padding=(0, 2, 1, 0), header_style="dim", caption=caption, caption_justify="left")
     out.add_column("measurement")
     for heading in ("ratio", "aim", "min .. max", "reference"):
         out.add_column(heading, justify="right", no_wrap=True)
     for name, m in measured.items():
-        missed = m.aim is not None and m.ratio < m.aim
         meaning = f"{m.what} ({m.note})" if m.note else m.what
         out.add_row(
             Text.assemble((name, "bold"), "\n", (meaning, "dim")),
-            Text(f"{m.ratio:.3f}", style="yellow" if missed else ""),
-            "–" if m.aim is None else f"{m.aim:g}",
+            Text(f"{m.ratio:.3f}", style="yellow" if m.missed else ""),
+            "–" if m.aim is None else f"{'≤ ' if m.less_is_better else ''}{m.aim:g}",
             f"{m.low:.2f} .. {m.high:.2f}",
             f"{_short(m.reference)} {m.unit}",
         )

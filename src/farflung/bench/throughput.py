@@ -15,11 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 
-import torch
-
 from farflung import tape
 from farflung.bench.child import child
 from farflung.bench.measure import Measurement, Settings, interleave
+from farflung.bench.random_text import random_text
 from farflung.config import RunConfig, resolve, write_config
 from farflung.errors import UserError
 from farflung.recipe import make_recipe
@@ -30,7 +29,6 @@ from farflung.train.loop import InnerLoop
 AIM = 0.98
 NAME = "learner-0"
 ENDLESS_TOKENS = 10**15
-TEXT_BYTES = 1_000_000
 
 
 class Blocks:
@@ -111,14 +109,11 @@ def _learning(settings: Settings) -> Iterator[Blocks]:
 
 
 def _config(settings: Settings, folder: Path) -> RunConfig:
-    """A run that does not end, on text that any installation has: speed does not depend on what it says."""
-    text = folder / "letters.txt"
-    letters = torch.randint(97, 123, (TEXT_BYTES,), generator=torch.Generator().manual_seed(0))
-    text.write_bytes(bytes(letters.tolist()))
+    """A run that does not end, on text that any installation has."""
     recipe = make_recipe(
         {
             "method": "decoupled", "num_learners": 1, "scale": settings.scale, "budget_tokens": ENDLESS_TOKENS,
-            "threads": settings.threads, "data": {"path": str(text)},
+            "threads": settings.threads, "data": {"path": str(random_text(folder))},
         }
     )  # fmt: skip
     config = resolve(recipe, "bench")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from farflung.lab.body import Body
+from farflung.lab.trouble import LinkTrouble
 from farflung.lab.virtual_time import Timers, What
 from farflung.protocol import actions as act
 from farflung.protocol import events as ev
@@ -33,6 +34,8 @@ class VirtualIsland:
         self.generation = 0
         self.connection: int | None = None
         self.slowdown = 1.0  # its steps take so many times longer
+        self.trouble = LinkTrouble()  # of its link
+        self._skew_s = 0.0  # how far its clock is ahead
         self._frozen_until_s: float | None = None
         self._backlog: list[What] = []  # what a frozen process will find when it goes on
         self.finished: str | None = None  # why it ended by itself
@@ -53,7 +56,9 @@ class VirtualIsland:
         self.cancelled: set[str] = set()
         self._posted = False
         generation = self.generation
-        self.timers = Timers(self.run.time, lambda name: self._timer_fired(generation, name))
+        self.timers = Timers(
+            self.run.time, lambda name, late_s: self._timer_fired(generation, name, late_s), self._skew_s
+        )
         if self.body is not None:
             self.body.close()
         self.body = self.run.make_body(self)
@@ -73,6 +78,12 @@ class VirtualIsland:
             self._hang_up()
             self.feed(ev.LinkDown(reason="cut"))
 
+    def jump(self, by_s: float) -> None:
+        """The clock that drives it leaps ahead."""
+        self._skew_s += by_s
+        if self.alive:
+            self.timers.jump(by_s)
+
     def freeze(self, for_s: float) -> None:
         """Process and sidecar stand still."""
         if self.alive:
@@ -87,9 +98,13 @@ class VirtualIsland:
                 what()
 
     def link_up(self) -> None:
-        if self.connection is None:
-            self.connection = self.run.connect(self)
-            self.feed(ev.LinkUp())
+        if self.connection is not None:
+            return
+        if not self.run.reachable(self):
+            self._later(RECONNECT_S, self.link_up)
+            return
+        self.connection = self.run.connect(self)
+        self.feed(ev.LinkUp())
 
     def _hang_up(self) -> None:
         connection, self.connection = self.connection, None
@@ -103,7 +118,7 @@ class VirtualIsland:
         if self._frozen_until_s is not None:
             self._backlog.append(lambda: self.feed(event))
         elif self.alive:
-            for action in self.run.tape.handle(self.node, self.machine, event, self.run.now):
+            for action in self.run.tape.handle(self.node, self.machine, event, self.timers.now):
                 self._perform(action)
 
     def _later(self, delay_s: float, what: What) -> None:
@@ -129,13 +144,13 @@ class VirtualIsland:
                 self._later(0.0, self._turn)
             case act.Fetch():
                 num_bytes = self.run.hub.value_size(action.fragment)
-                self._later(self.run.transfer_s(self, "down", num_bytes), lambda: self._fetch(action))
+                self._later(self.run.bulk_s(self, "down", num_bytes), lambda: self._fetch(action))
             case act.FetchState():
-                delay_s = self.run.transfer_s(self, "down", action.num_bytes)
+                delay_s = self.run.bulk_s(self, "down", action.num_bytes)
                 self._later(delay_s, lambda: self._fetch_state(action))
             case act.Upload():
                 self.cancelled.discard(action.object)
-                self._later(self.run.transfer_s(self, "up", action.num_bytes), lambda: self._upload(action))
+                self._later(self.run.bulk_s(self, "up", action.num_bytes), lambda: self._upload(action))
             case act.CancelUpload():
                 self.cancelled.add(action.object)
             case act.SetTimer():
@@ -144,12 +159,13 @@ class VirtualIsland:
                 self._later(RECONNECT_S, self.link_up)
             case act.Exit():
                 self.finished = action.reason
+                self.run.exited(self, action.ok)
             case act.Note():
                 pass
 
-    def _timer_fired(self, generation: int, name: str) -> None:
+    def _timer_fired(self, generation: int, name: str, late_s: float) -> None:
         if generation == self.generation:  # a restarted process has timers of its own
-            self.feed(ev.TimerFired(name=name))
+            self.feed(ev.TimerFired(name=name, late_s=late_s))
 
     @property
     def _trainer(self) -> Body:
@@ -158,8 +174,20 @@ class VirtualIsland:
 
     # ---- bulk ----------------------------------------------------------------------------------------
 
+    def _again(self, direction: str, num_bytes: int, what: What) -> bool:
+        """Whether a transfer is tried again: nobody answers, or its checksum was wrong."""
+        if not self.run.reachable(self):
+            self._later(RETRY_S, what)
+            return True
+        if self.trouble.spoils(direction):
+            self._later(RETRY_S + self.run.bulk_s(self, direction, num_bytes), what)
+            return True
+        return False
+
     def _fetch(self, action: act.Fetch) -> None:
         p, version = action.fragment, action.version
+        if self._again("down", self.run.hub.value_size(p), lambda: self._fetch(action)):
+            return
         try:
             value = self.run.hub.value_bytes(p, version)
         except KeyError:
@@ -170,6 +198,8 @@ class VirtualIsland:
         self.feed(ev.Fetched(fragment=p, version=version))
 
     def _fetch_state(self, action: act.FetchState) -> None:
+        if self._again("down", action.num_bytes, lambda: self._fetch_state(action)):
+            return
         state = self.run.objects.get(objects.state(action.transfer))
         if state is None:
             self.feed(ev.StateFetchFailed(transfer=action.transfer, reason="gone"))
@@ -183,6 +213,8 @@ class VirtualIsland:
             return
         if self.connection is None:  # a driver tries again until it is told not to
             self._later(RETRY_S, lambda: self._upload(action))
+            return
+        if self._again("up", action.num_bytes, lambda: self._upload(action)):
             return
         if action.fragment is None:
             data = self._trainer.get_state()

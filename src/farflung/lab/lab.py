@@ -6,7 +6,6 @@ byte for byte, on any number of workers.
 
 import json
 import os
-import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,11 +18,12 @@ from farflung.config import RunConfig
 from farflung.lab.body import Body
 from farflung.lab.faults import LabFaults
 from farflung.lab.island import VirtualIsland
-from farflung.lab.network import LinkSpec, Network, SharedUplink
+from farflung.lab.links import link_specs, shared_uplinks
+from farflung.lab.network import Network
+from farflung.lab.step_times import StepTimes
 from farflung.lab.task_body import task_body, task_plan
 from farflung.lab.virtual_run import VirtualRun
-from farflung.lab.workers import RemoteBody, Worker
-from farflung.recipe import Recipe
+from farflung.lab.workers import Close, New, RemoteBody, Worker
 from farflung.recorder import Recorder
 
 
@@ -33,11 +33,25 @@ class FileTape:
     def __init__(self, run_dir: Path | None) -> None:
         self._run_dir = run_dir
         self._recorders: dict[str, Recorder] = {}
+        self._full: set[str] = set()  # whose disk is full
         self.now = 0.0
 
     def open(self, node: str, machine: Any) -> None:
         path = None if self._run_dir is None else self._run_dir / tape.TAPE_DIR / f"{node}.jsonl"
-        self._recorders[node] = Recorder(machine, node, lambda: self.now, path)
+        recorder = self._recorders[node] = Recorder(machine, node, lambda: self.now, path)
+        recorder.fill_disk(node.partition(".")[0] in self._full)
+
+    def fill_disk(self, name: str, full: bool) -> None:
+        """Nothing can be written for a learner or the syncer; or it can again."""
+        (self._full.add if full else self._full.discard)(name)
+        for node, recorder in self._recorders.items():
+            if node.partition(".")[0] == name:
+                recorder.fill_disk(full)
+
+    @property
+    def failed_writes(self) -> int:
+        """Writes that found a full disk."""
+        return sum(recorder.failed_writes for recorder in self._recorders.values())
 
     def handle(self, node: str, machine: Any, event: Any, now: float) -> Sequence[Any]:
         self.now = now
@@ -68,11 +82,8 @@ class Lab:
         self.kills = 0
         self._tape = FileTape(run_dir)
         self._metrics = None if run_dir is None else (run_dir / tape.METRICS).open("w")
-        self._network = Network(link_specs(recipe), [
-            SharedUplink(learners=s.learners, bps=s.mbps * 1e6) for s in recipe.lab.shared_uplinks
-        ])  # fmt: skip
-        self._own_step_s = dict(zip(recipe.learners(), per_learner(recipe, "step_s"), strict=True))
-        self._jitter = {name: random.Random(f"{recipe.seed}.{name}") for name in recipe.learners()}
+        self._network = Network(link_specs(recipe), shared_uplinks(recipe))
+        self._step_times = StepTimes(recipe)
         cores = os.cpu_count() or 1 if recipe.lab.workers is None else recipe.lab.workers
         self._workers = [Worker(config) for _ in range(min(cores, recipe.num_learners))]
         self._bodies = 0
@@ -84,13 +95,20 @@ class Lab:
             budget_tokens=config.budget_tokens,
             tape=self._tape,
             make_body=self._make_body,
-            step_s=self._step_s,
+            step_s=lambda island: self._step_times.next_s(island.name),
             control_s=lambda island: self._network.links[island.name].latency_s,
             transfer_s=self._transfer_s,
             merge_s=recipe.lab.merge_s,
         )
-        self._faults = LabFaults(self.run, recipe, self._record_fault)
+        restart_s = recipe.restart_s + recipe.lab.startup_s
+        self._faults = LabFaults(self.run, recipe.plan(), restart_s, self._record_fault, self._tape.fill_disk)
         self._evaluated = 0
+
+    def wait_for_workers(self) -> None:
+        """Return when every worker process is up; `go` waits for them by itself."""
+        for worker in self._workers:
+            worker.ask(New(body=0))
+            worker.tell(Close(body=0))
 
     def go(self) -> dict[str, Any]:
         """Run to the end; returns what only the driver knows of it."""
@@ -104,6 +122,8 @@ class Lab:
             self._tape.close()
             for worker in self._workers:
                 worker.close()
+            for worker in self._workers:
+                worker.wait()
             if self._metrics is not None:
                 self._metrics.close()
 
@@ -117,14 +137,6 @@ class Lab:
             return task_body(self.config, self.task)
         index = self.config.recipe.learners().index(island.name)
         return RemoteBody(self._workers[index % len(self._workers)], self._bodies)
-
-    def _step_s(self, island: VirtualIsland) -> float:
-        """The island's time for its next step: never less than a fifth of the usual."""
-        usual: float = self._own_step_s[island.name]
-        jitter = self.config.recipe.lab.jitter
-        if not jitter:
-            return usual
-        return usual * max(0.2, 1 + self._jitter[island.name].gauss(0.0, jitter))
 
     def _transfer_s(self, island: VirtualIsland, direction: str, num_bytes: int) -> float:
         return self._network.bulk(island.name, direction, num_bytes, self.run.now) - self.run.now
@@ -146,7 +158,8 @@ class Lab:
         versions = list(self.run.hub.versions) if tokens else []
         record = {
             "t": self.run.now, "kind": "eval", "tokens": tokens, "loss": self.task.evaluate(model),
-            "versions": versions,
+            "versions": versions, "bytes_up": self.run.bytes_moved["up"],
+            "bytes_down": self.run.bytes_moved["down"],
         }  # fmt: skip
         self.evals.append(record)
         self._write(record)
@@ -174,28 +187,6 @@ class Lab:
             "rejoins": self.run.syncer.admission.rejoins,
             "digest": self.run.hub.model_digest(),
             "kills": self.kills,
+            "failed_writes": self._tape.failed_writes,
             "wall_s": self.run.now,
         }
-
-
-def per_learner(recipe: Recipe, field: str) -> list[Any]:
-    """A lab option as a list with one entry a learner."""
-    value = getattr(recipe.lab, field)
-    return list(value) if isinstance(value, list) else [value] * recipe.num_learners
-
-
-def link_specs(recipe: Recipe) -> dict[str, LinkSpec]:
-    """Each learner's link."""
-    columns = zip(
-        recipe.learners(), per_learner(recipe, "latency_s"), per_learner(recipe, "up_mbps"),
-        per_learner(recipe, "down_mbps"), strict=True,
-    )  # fmt: skip
-    free = float("inf")
-    return {
-        name: LinkSpec(
-            latency_s=latency_s,
-            up_bps=free if up is None else up * 1e6,
-            down_bps=free if down is None else down * 1e6,
-        )
-        for name, latency_s, up, down in columns
-    }

@@ -19,7 +19,7 @@ from farflung.methods import Method
 from farflung.protocol import actions as act
 from farflung.protocol import events as ev
 from farflung.protocol import messages as msg
-from farflung.protocol import objects
+from farflung.protocol import objects, snapshot
 from farflung.protocol.syncer import SyncerMachine
 
 
@@ -70,14 +70,20 @@ class VirtualRun:
         self.control_s, self.transfer_s = control_s, transfer_s
         self.time = VirtualTime()
         self.hub = HubState(plan, method)
-        self.syncer = SyncerMachine(
-            method.policy, run=run, num_learners=len(learners), budget_tokens=budget_tokens
-        )
+        self._run_id, self._num_learners, self._budget_tokens = run, len(learners), budget_tokens
+        self.syncer = self._new_syncer()
+        self.syncer_lives = 1
+        self.syncer_up = True
+        self.exited: Callable[[VirtualIsland, bool], None] = lambda island, ok: (
+            None
+        )  # told of a process's end
         self.objects: dict[str, bytes] = {}  # uploaded and not yet taken, by name
         self.uploads: dict[str, bytes] | None = None  # all that was ever uploaded, when somebody asks for it
         self.bytes_moved = {"up": 0, "down": 0}
         self.finished: str | None = None
-        self._timers = Timers(self.time, lambda name: self.take(ev.TimerFired(name=name)))
+        self._timers = Timers(
+            self.time, lambda name, late_s: self.take(ev.TimerFired(name=name, late_s=late_s))
+        )
         self._connections = itertools.count(1)
         self._islands: dict[int, VirtualIsland] = {}  # by connection
         self._last_s: dict[tuple[int, str], float] = {}  # (connection, direction): its newest arrival
@@ -97,7 +103,56 @@ class VirtualRun:
     def island(self, name: str) -> VirtualIsland:
         return next(i for i in self.islands if i.name == name)
 
+    # ---- what may befall the syncer ------------------------------------------------------------------
+
+    def _new_syncer(self) -> SyncerMachine:
+        return SyncerMachine(
+            self.method.policy, run=self._run_id, num_learners=self._num_learners,
+            budget_tokens=self._budget_tokens,
+        )  # fmt: skip
+
+    def jump(self, by_s: float) -> None:
+        """The clock that drives the syncer leaps ahead."""
+        self._timers.jump(by_s)
+
+    def lose_syncer(self) -> None:
+        """The syncer's process is gone, and with it whatever lay in open rounds or was being merged."""
+        self._given = snapshot.encode(snapshot.snapshot(self.syncer))
+        self.syncer_up = False
+        self._timers.cancel_all()
+        for round in self.syncer.merging.rounds.open.values():
+            for arrived in round.arrived.values():
+                self.hub.discard(arrived.object)
+        self.objects.clear()
+        for island in [*self._islands.values()]:
+            island.cut()
+
+    def restart_syncer(self) -> None:
+        """A fresh machine goes on from the state that the lost one had; learners reattach to it."""
+        saved = snapshot.decode(self._given)
+        for member in saved.members:
+            if member.state == "training":
+                member.state = "saved"  # expected to reattach
+        self.syncer, self.syncer_up = self._new_syncer(), True
+        self.syncer_lives += 1
+        snapshot.restore(self.syncer, saved, self._timers.now)
+        self.tape.open(self.node, self.syncer)
+
+    @property
+    def node(self) -> str:
+        """The syncer's name on the tape."""
+        return "syncer" if self.syncer_lives == 1 else f"syncer.{self.syncer_lives}"
+
     # ---- links ---------------------------------------------------------------------------------------
+
+    def reachable(self, island: VirtualIsland) -> bool:
+        """Whether the syncer would answer this island."""
+        return self.syncer_up and not island.trouble.dead(self.now)
+
+    def bulk_s(self, island: VirtualIsland, direction: str, num_bytes: int) -> float:
+        """Seconds until an object that is ready now has arrived, trouble included."""
+        usual_s = self.transfer_s(island, direction, num_bytes)
+        return island.trouble.bulk_s(direction, num_bytes, usual_s, self.now)
 
     def connect(self, island: VirtualIsland) -> int:
         """A new connection; the syncer hears of it after the latency."""
@@ -117,6 +172,22 @@ class VirtualRun:
         if connection is not None:
             event = ev.MessageArrived(connection=connection, message=message)
             self._deliver(connection, "up", lambda: self.take(event))
+            if isinstance(message, msg.Contribute) and island.trouble.repeats():
+                self._repeat(island, event, message)
+
+    def _repeat(self, island: VirtualIsland, event: ev.MessageArrived, message: msg.Contribute) -> None:
+        """A retry: the bytes and the message once more."""
+        incarnation = island.machine.incarnation
+        assert incarnation is not None
+        name = objects.contribution(island.name, incarnation, message.fragment, message.round)
+        data = self.objects.get(name)
+
+        def arrive() -> None:
+            if data is not None:
+                self.keep(name, data)
+            self.take(event)
+
+        self._deliver(event.connection, "up", arrive)
 
     def _send(self, action: act.Send) -> None:
         island = self._islands.get(action.connection)
@@ -132,8 +203,10 @@ class VirtualRun:
                 what()
 
         line = (connection, direction)
-        delay_s = self.control_s(self._islands[connection])
-        self._last_s[line] = max(self.now + delay_s, self._last_s.get(line, 0.0))
+        island = self._islands[connection]
+        delay_s = self.control_s(island) + island.trouble.extra_s(self.now)
+        sent_s = island.trouble.sent_s(direction, self.now)
+        self._last_s[line] = max(sent_s + delay_s, self._last_s.get(line, 0.0))
         self.time.after(self._last_s[line] - self.now, arrive)
 
     def keep(self, name: str, data: bytes) -> None:
@@ -149,11 +222,11 @@ class VirtualRun:
 
     def take(self, event: ev.SyncerEvent) -> None:
         """Let the syncer take an event, and perform what it asks for."""
-        if self.finished is not None:
+        if self.finished is not None or not self.syncer_up:
             return
         if isinstance(event, ev.MessageArrived):
             event = self._inspected(event)
-        for action in self.tape.handle("syncer", self.syncer, event, self.now):
+        for action in self.tape.handle(self.node, self.syncer, event, self._timers.now):
             self._perform(action)
 
     def _inspected(self, event: ev.MessageArrived) -> ev.MessageArrived:
@@ -164,6 +237,8 @@ class VirtualRun:
         if isinstance(message, msg.Contribute):
             name = objects.contribution(member.name, member.incarnation, message.fragment, message.round)
             payload = self.objects.pop(name, None)
+            if self.syncer.merging.has(member, message.fragment, message.round):
+                return event  # a repeat: it must not take the place of what is merged, or waits to be
             if payload is None:
                 return msgspec.structs.replace(event, problem="missing: no such object")
             received = self.hub.receive(name, message.fragment, payload)
@@ -190,8 +265,8 @@ class VirtualRun:
             case act.SetTimer():
                 self._timers.set(action)
             case act.Merge():
-                work = self.hub.begin(action)
-                self.time.after(self.merge_s, lambda: self._merged(action, work()))
+                work, life = self.hub.begin(action), self.syncer_lives
+                self.time.after(self.merge_s, lambda: self._merged(life, action, work))
             case act.Discard():
                 self.hub.discard(action.object)
             case act.Retire():
@@ -211,7 +286,10 @@ class VirtualRun:
         if island is not None:
             self._deliver(connection, "down", island.cut)
 
-    def _merged(self, action: act.Merge, merged: Any) -> None:
+    def _merged(self, life: int, action: act.Merge, work: Callable[[], Any]) -> None:
+        if life != self.syncer_lives or not self.syncer_up:
+            return  # its syncer is gone
+        merged = work()
         self.take(
             ev.MergeDone(
                 fragment=action.fragment, version=merged.version, finite=merged.finite,

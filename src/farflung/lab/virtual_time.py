@@ -7,6 +7,7 @@ from collections.abc import Callable
 from farflung.protocol.actions import SetTimer
 
 What = Callable[[], None]
+ROUNDING_S = 1e-6  # of sums of times; less is not late
 
 
 class VirtualTime:
@@ -38,22 +39,42 @@ class VirtualTime:
 
 
 class Timers:
-    """A machine's named timers: setting one again replaces it, setting it to None cancels it.
+    """A node's clock and its machine's named timers: setting one again replaces it, None cancels it.
 
     Args:
-        time: whose clock.
-        fire: called with the name.
+        time: what the clock follows.
+        fire: called with the name, and with how late it is.
+        skew_s: how far the clock is ahead.
     """
 
-    def __init__(self, time: VirtualTime, fire: Callable[[str], None]) -> None:
-        self._time, self._fire = time, fire
+    def __init__(self, time: VirtualTime, fire: Callable[[str, float], None], skew_s: float = 0.0) -> None:
+        self._time, self._fire, self.skew_s = time, fire, skew_s
         self._newest: dict[str, int] = {}
+        self._waiting: dict[str, float] = {}
+
+    @property
+    def now(self) -> float:
+        """What the node's clock says."""
+        return self._time.now + self.skew_s
 
     def set(self, action: SetTimer) -> None:
         number = self._newest[action.name] = self._newest.get(action.name, 0) + 1
+        self._waiting.pop(action.name, None)
         if action.at_s is not None:
-            self._time.after(max(0.0, action.at_s - self._time.now), lambda: self._ring(action.name, number))
+            self._waiting[action.name] = action.at_s
+            self._time.after(max(0.0, action.at_s - self.now), lambda: self._ring(action.name, number))
+
+    def jump(self, by_s: float) -> None:
+        """The clock leaps ahead: what is due now rings, late."""
+        self.skew_s += by_s
+        for name, at_s in sorted(self._waiting.items(), key=lambda item: item[1]):
+            self.set(SetTimer(name=name, at_s=at_s))
+
+    def cancel_all(self) -> None:
+        for name in [*self._waiting]:
+            self.set(SetTimer(name=name, at_s=None))
 
     def _ring(self, name: str, number: int) -> None:
         if self._newest[name] == number:
-            self._fire(name)
+            late_s = self.now - self._waiting.pop(name)
+            self._fire(name, late_s if late_s > ROUNDING_S else 0.0)

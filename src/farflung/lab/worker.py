@@ -1,6 +1,7 @@
 """The process behind `farflung.lab.workers`."""
 
 import contextlib
+import os
 import signal
 import socket
 import sys
@@ -22,6 +23,7 @@ def main() -> None:
     channel: Channel[Request] = Channel(socket.socket(fileno=int(sys.argv[1])), Request)
     with contextlib.suppress(PeerGone):
         serve(channel, lambda: task_body(config, task))
+    os._exit(0)  # the lab waits for us, and a library's way of ending takes long
 
 
 if __name__ == "__main__":

@@ -1,14 +1,16 @@
 """Islands that compute in worker processes, so that the lab uses every core; with the same result as in one.
 
-A worker holds the trainers of some islands and does what it is told, in order. `begin` is only sent; the step is
-computed while the lab lives through other moments, and `end` collects it. What a snapshot, a seed or a donation
-put into a slot comes along with the report, so that nobody has to ask for it later.
+A worker holds the trainers of some islands. `begin` is only sent: steps are computed in one thread, in that order,
+while the lab lives through other moments; `end` collects one, and need not wait for the steps of others. What a
+snapshot, a seed or a donation put into a slot comes along with the report, so that nobody asks for it later.
 """
 
 import os
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import msgspec
@@ -94,8 +96,11 @@ class Worker:
         return answers[0]
 
     def close(self) -> None:
-        """End the process and wait for it."""
+        """End the process."""
         self._channel.close()
+
+    def wait(self) -> None:
+        """Until it has ended."""
         self._process.wait()
 
 
@@ -167,19 +172,23 @@ def answer(body: LocalBody, request: End) -> Answer:
     return Answer(reports=reports, slots=slots, state=state, may_step=body.may_step())
 
 
-def serve(channel: Channel[Any], make_body: Any) -> None:
-    """A worker's life: do what comes, in order, until the lab is gone (`PeerGone`)."""
+def serve(channel: Channel[Any], make_body: Callable[[], LocalBody]) -> None:
+    """A worker's life: do what comes, until the lab is gone (`PeerGone`)."""
     bodies: dict[int, LocalBody] = {}
+    steps: dict[int, Future[None]] = {}  # begun and not yet ended, by body
+    trainer = ThreadPoolExecutor(1)
     while True:
         for request in channel.wait(ANSWER_S):
             match request:
-                case New():
-                    body = bodies[request.body] = make_body()
+                case New():  # in the thread too, so that no two use torch's random state at once
+                    body = bodies[request.body] = trainer.submit(make_body).result()
                     channel.send(Answer(layout=body.layout, fingerprint=body.fingerprint))
                 case Begin():
                     bodies[request.body].begin()
-                    bodies[request.body].compute()
+                    steps[request.body] = trainer.submit(bodies[request.body].compute)
                 case End():
+                    if request.step_s is not None:
+                        steps.pop(request.body).result()
                     channel.send(answer(bodies[request.body], request))
                 case Write():
                     bodies[request.body].write(request.fragment, memoryview(request.value))
@@ -187,5 +196,6 @@ def serve(channel: Channel[Any], make_body: Any) -> None:
                     bodies[request.body].put_state(request.state)
                 case Close():
                     del bodies[request.body]
+                    steps.pop(request.body, None)
         while channel.unsent:
             channel.flush()

@@ -102,7 +102,7 @@ class Post(Action, frozen=True):
 
 
 class Fetch(Action, frozen=True):
-    """Download a version into the fragment's downlink slot."""
+    """Download a version into the fragment's downlink slot. A newer `Fetch` of the fragment replaces this one."""
 
     fragment: int
     version: int

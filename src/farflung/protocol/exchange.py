@@ -339,6 +339,7 @@ class Exchange:
     def give_up(self) -> None:
         """Whatever is still without a fate stays in the parameters, to be sent again after a resume."""
         for p, line in enumerate(self.lines):
+            line.invited = None
             if line.outgoing is not None and line.outgoing.fate is None:
                 self._close(p, merged=False)
 

@@ -7,6 +7,7 @@ import msgspec
 from farflung.core.quorum import Ema
 from farflung.protocol.ledger import Window
 from farflung.protocol.membership import Member
+from farflung.protocol.messages import Fate
 from farflung.protocol.syncer import SyncerMachine
 
 
@@ -30,6 +31,7 @@ class SyncerSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     xi_sync: Ema
     rejoins: int
     refused: dict[str, int]
+    fates: list[tuple[str, int, int, dict[int, Fate]]] = []  # by learner, incarnation, fragment; for repeats
 
 
 def snapshot(machine: SyncerMachine) -> SyncerSnapshot:
@@ -53,6 +55,7 @@ def snapshot(machine: SyncerMachine) -> SyncerSnapshot:
         xi_sync=merging.rounds.xi_sync,
         rejoins=machine.admission.rejoins,
         refused=machine.refused,
+        fates=[(*key, fates) for key, fates in sorted(merging.fates.items()) if fates],
     )
 
 
@@ -67,6 +70,7 @@ def restore(machine: SyncerMachine, saved: SyncerSnapshot, now: float) -> None:
     ledger.discarded, ledger.windows = dict(saved.discarded), dict(saved.windows)
     merging.versions, merging.kept = list(saved.versions), [list(k) for k in saved.kept]
     merging.digests = {(p, v): digest for p, v, digest in saved.digests}
+    merging.fates = {(name, life, p): dict(fates) for name, life, p, fates in saved.fates}
     rounds = merging.rounds
     rounds.next_fragment, rounds.next_number = saved.next_fragment, list(saved.next_number)
     rounds.closed, rounds.xi_quorum, rounds.xi_sync = saved.closed, saved.xi_quorum, saved.xi_sync

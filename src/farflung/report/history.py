@@ -268,6 +268,9 @@ class _Fold:
         self.history.notes.append(note)
         if note.kind == "merged":
             self.history.merges.append(self._merged(note))
+        elif note.kind == "all_reduced":
+            for learner in note.data["learners"]:
+                self._transfer(note.t, learner, up=note.data["up"], down=note.data["down"])
 
     def _merged(self, note: Note) -> Merged:
         get = note.data.get

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from farflung.errors import UserError
-from farflung.report import pictures, spans
+from farflung.report import overlay, pictures, spans
 from farflung.report.folder import Folder, read_folder
 from farflung.report.history import Data, History
 from farflung.report.markup import Html, bar, details, document, figure, section, table, tag, tile
@@ -95,6 +95,7 @@ TIMELINE = (
 )
 LOSS_TOKENS = "Against tokens of all learners together: what the data bought."
 LOSS_TIME = "Against time: what the machines bought."
+LOSS_BYTES = "Against bulk bytes up and down, all learners together: what the links bought."
 BREADTH = "How many learners' work each merge contains. Under the grey line: somebody live was left out."
 TRAFFIC = "Contributions go up, new versions come down. Payload only, as written on the tape."
 
@@ -258,6 +259,7 @@ def _several(runs: list[Shown]) -> str:
         tag("h1", names),
         tag("p", _gap_sentence(runs), cls="lead"),
         section("Side by side", _compare(runs)),
+        section("Evaluation loss", *_together(runs)),
         section("Pictures", *pairs),
         *(section(f"{r.label}: what happened", _story(r.history)) for r in runs),
         *(section(f"{r.label}: where the tokens went", *_ledger(r)) for r in runs),
@@ -266,6 +268,15 @@ def _several(runs: list[Shown]) -> str:
             for r in runs
         ),
     )
+
+
+def _together(runs: list[Shown]) -> list[Html]:
+    named = [(r.label, r.history) for r in runs]
+    return [
+        figure(overlay.loss_by_tokens(named), LOSS_TOKENS),
+        figure(overlay.loss_by_time(named), LOSS_TIME),
+        figure(overlay.loss_by_bytes(named), LOSS_BYTES),
+    ]
 
 
 def _gap_sentence(runs: list[Shown]) -> str:

@@ -170,9 +170,12 @@ class HubClient:
         except BaseException:
             await session.close()
             raise
-        link = ControlLink(socket, wire.decode_syncer, self._count_control)
+        link = self._link_over(socket)
         link.session = session
         return link
+
+    def _link_over(self, socket: aiohttp.ClientWebSocketResponse) -> ControlLink:
+        return ControlLink(socket, wire.decode_syncer, self._count_control)
 
     # ---- parts of a transfer -----------------------------------------------------------------------------
 
@@ -206,7 +209,7 @@ class HubClient:
             head = chunks.header(index, len(view), await bulk.digest(body))
             async with (
                 self._watched(lambda num_bytes: self._count(up=num_bytes)) as progress,
-                self._request("PUT", self._address(name, index), data=_Body(head, body, progress)),
+                self._request("PUT", self._address(name, index), data=Body(head, body, progress)),
             ):
                 pass
 
@@ -304,12 +307,12 @@ class HubClient:
         self.traffic.bytes_control += num_bytes
 
 
-class _Body(aiohttp.payload.Payload):
+class Body(aiohttp.payload.Payload):
     """Frame header and body of one PUT, written from the caller's memory."""
 
     def __init__(self, head: bytes, body: memoryview, progress: bulk.Progress) -> None:
         super().__init__(body)
-        self._head, self._body, self._progress = head, body, progress
+        self.head, self.body, self.progress = head, body, progress
         self._size = len(head) + len(body)
 
     def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
@@ -317,7 +320,7 @@ class _Body(aiohttp.payload.Payload):
 
     async def write(self, writer: AbstractStreamWriter) -> None:
         bulk.tune(getattr(writer, "transport", None))
-        await bulk.pour(writer.write, self._head, self._body, self._progress)
+        await bulk.pour(writer.write, self.head, self.body, self.progress)
 
 
 def _refused(status: int, headers: Any) -> Refused:

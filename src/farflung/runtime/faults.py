@@ -1,13 +1,12 @@
-"""Faults of a plan as acts of the operating system on real processes."""
+"""Faults of a plan on real processes: acts of the operating system, and orders to the sidecars' transport."""
 
 import asyncio
 import contextlib
 import os
 import signal
 from collections.abc import Callable
-from typing import Any
 
-from farflung.chaos.plan import Fault
+from farflung.chaos.plan import LINK, Fault
 from farflung.runtime.processes import Child, descendants
 
 SLOW_PERIOD_S = 0.2  # a slow island runs one part in `factor` of each period
@@ -20,30 +19,32 @@ class Faults:
         plan: the faults of a recipe.
         child_of: the process of a learner, or None while it has none.
         record: told of each fault that happened.
+        order: tells a learner's sidecar what to do to its link.
     """
 
     def __init__(
-        self, plan: list[Fault], child_of: Callable[[str], Child | None], record: Callable[..., None]
+        self,
+        plan: list[Fault],
+        child_of: Callable[[str], Child | None],
+        record: Callable[..., None],
+        order: Callable[[Fault], None],
     ) -> None:
-        self._waiting, self._child_of, self._record = list(plan), child_of, record
+        self._waiting, self._child_of, self._record, self._order = list(plan), child_of, record, order
         self._acting: set[asyncio.Task[None]] = set()
 
     def review(self, progress: float, since_first_step_s: float) -> None:
         """Begin the faults whose time has come; one whose target is down waits until it is up."""
-        for fault in list(self._waiting):
-            due = (fault.at_progress is not None and progress >= fault.at_progress) or (
-                fault.at_s is not None and since_first_step_s >= fault.at_s
-            )
+        for fault in [f for f in self._waiting if f.due(progress, since_first_step_s)]:
             child = self._child_of(fault.target)
-            if due and child is not None and child.running:
+            if child is not None and child.running:
                 self._waiting.remove(fault)
                 self._act(fault, child)
 
     def _act(self, fault: Fault, child: Child) -> None:
-        details: dict[str, Any] = {"fault": fault.kind, "target": fault.target, "what": fault.what}
-        if fault.for_s is not None:
-            details["for_s"] = fault.for_s
-        self._record("fault", **details)
+        self._record("fault", **fault.details())
+        if fault.kind in LINK:
+            self._order(fault)
+            return
         if fault.kind == "kill":
             _signal(fault, child, signal.SIGKILL)
             return
@@ -68,10 +69,10 @@ class Faults:
 
 
 def _signal(fault: Fault, child: Child, number: int) -> None:
-    if fault.what == "island":
+    if fault.part == "island":
         child.signal(number)
         return
-    pids = [child.pid] if fault.what == "trainer" else descendants(child.pid)
+    pids = [child.pid] if fault.part == "trainer" else descendants(child.pid)
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)

@@ -43,11 +43,18 @@ class Child:
 
 
 async def start(
-    name: str, module: str, *args: str, log: Path, token: str, on_line: Callable[[str], None] | None = None
+    name: str,
+    module: str,
+    *args: str,
+    log: Path,
+    token: str,
+    on_line: Callable[[str], None] | None = None,
+    more_env: dict[str, str] | None = None,
 ) -> Child:
     """Start ``python -m module args`` in a session of its own; standard error goes to `log`."""
     log.parent.mkdir(parents=True, exist_ok=True)
     env = {**os.environ, "FARFLUNG_TOKEN": token, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    env |= more_env or {}
     with log.open("ab") as errors:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", module, *args,

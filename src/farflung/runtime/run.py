@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from farflung import tape
+from farflung.chaos.plan import LINK, Fault, check_for_run
 from farflung.config import RunConfig, read_config, resolve, write_config
 from farflung.errors import UserError
 from farflung.recipe import Recipe
-from farflung.runtime import checkpoint, processes
+from farflung.runtime import checkpoint, faulty, processes
 from farflung.runtime.client import HubClient
 from farflung.runtime.faults import Faults
 from farflung.runtime.processes import Child
@@ -27,6 +28,7 @@ from farflung.runtime.serve import SYNCER, check_serve
 from farflung.runtime.transport import TransportError
 
 POLL_S = 0.25
+ORDERS = "chaos"  # folder of what the sidecars' transport was told to do
 SAVE_S = 2.0  # for the learners to save after Ctrl-C
 STOP_S = 3.0  # for an orderly stop after Ctrl-C; what still runs is killed then
 START_S = 60.0  # for the syncer to listen
@@ -72,7 +74,8 @@ class Supervisor:
         self._listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._evaluated = asyncio.Event()
         self._metrics = (run_dir / tape.METRICS).open("a")
-        self._faults = Faults([] if resume else config.recipe.faults, self._islands.get, self._record_fault)
+        self._plan = [] if resume else config.recipe.plan()
+        self._faults = Faults(self._plan, self._islands.get, self._record_fault, self._order)
         self._first_step_s: float | None = None
         self._wishes = 0
         self._own_notes: list[dict[str, Any]] = []
@@ -138,11 +141,22 @@ class Supervisor:
         child = self._islands[name] = await processes.start(
             name, "farflung.runtime.island", str(self.run_dir), "--name", name, "--connect", self.url,
             "--tape", str(segment), "--save-dir", str(self.run_dir / tape.CHECKPOINTS),
-            log=self._log(name), token=self.token,
+            log=self._log(name), token=self.token, more_env=self._weather(name),
         )  # fmt: skip
         self._starts[name] = self._starts.get(name, 0) + 1
         self._record("process", learner=name, event="started" if self._starts[name] == 1 else "restarted")
         return child
+
+    def _orders(self, name: str) -> Path:
+        return self.run_dir.resolve() / ORDERS / f"{name}.jsonl"
+
+    def _order(self, fault: Fault) -> None:
+        faulty.order(self._orders(fault.target), fault, self.config.clock())
+
+    def _weather(self, name: str) -> dict[str, str]:
+        """Only who has link faults before it looks for orders."""
+        planned = any(f.target == name and f.kind in LINK for f in self._plan)
+        return {faulty.CHAOS_VARIABLE: str(self._orders(name))} if planned else {}
 
     async def _keep(self, name: str) -> None:
         """Start a learner again whenever it dies, as long as the run wants it."""
@@ -312,6 +326,7 @@ async def run_recipe(
     recipe: Recipe, out: Path, show: Callable[[dict[str, Any]], None]
 ) -> tuple[RunConfig, Supervisor, str]:
     """Start a new run in an empty folder and see it through."""
+    check_for_run(recipe.plan())
     config = resolve(recipe, secrets.token_hex(4))
     if recipe.serve.client_ca is not None:
         raise UserError(

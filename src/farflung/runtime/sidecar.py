@@ -29,7 +29,8 @@ from farflung.protocol import objects
 from farflung.protocol.learner import LearnerMachine
 from farflung.protocol.policy import Policy
 from farflung.recorder import Recorder
-from farflung.runtime.client import ControlLink, HubClient
+from farflung.runtime.client import ControlLink
+from farflung.runtime.faulty import make_client
 from farflung.runtime.memory import keep_freed_memory
 from farflung.runtime.security import client_context
 from farflung.runtime.timers import Timers
@@ -78,7 +79,9 @@ class Sidecar:
         self._timers = Timers(self._clock, lambda n, late: self.feed(ev.TimerFired(name=n, late_s=late)))
         self._uplink = Arena.open(config.uplink_fd, config.uplink_sizes)
         self._downlink = Arena.open(config.downlink_fd, config.downlink_sizes)
-        self._client = HubClient(config.url, config.token, config.run, config.ssl(), learner=config.learner)
+        self._client = make_client(
+            self._clock, config.url, config.token, config.run, config.ssl(), learner=config.learner
+        )
         self._link: ControlLink | None = None
         self._was_linked = False
         self._began_s = time.monotonic()

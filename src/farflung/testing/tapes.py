@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -119,13 +120,27 @@ def _replay_segment(path: Path) -> Verdict:
         segment = tape.read_segment(path)
     except ValueError as error:
         raise UserError(str(error)) from None
-    header, records = segment.records[0], segment.records[1:]
+    header, records = _checked(path, segment)
     if segment.truncated:  # the last event's actions may be incomplete
         last = max((i for i, r in enumerate(records) if r.kind == "event"), default=0)
         records = records[:last]
-    divergence = replay(records, machine_of(header))
+    try:
+        divergence = replay(records, machine_of(header))
+    except msgspec.ValidationError as error:
+        raise UserError(f"{path}: not an event of this farflung's machines: {error}") from None
     kinds = [r.kind for r in records]
     return Verdict(path.name, kinds.count("event"), kinds.count("action"), divergence, segment.truncated)
+
+
+def _checked(path: Path, segment: tape.Segment) -> tuple[Record, list[Record]]:
+    """Header and records of one machine, none missing. UserError otherwise."""
+    if not segment.records or segment.records[0].kind != "header":
+        raise UserError(f"{path}: no header in the first line: not the tape of a machine")
+    for before, record in pairwise(segment.records):
+        if record.seq != before.seq + 1 or record.kind not in ("event", "action"):
+            detail = f"after seq {before.seq} comes {record.kind} {record.seq}"
+            raise UserError(f"{path}: {detail}: lines are missing, or not of one machine")
+    return segment.records[0], segment.records[1:]
 
 
 def machine_of(header: Record) -> SyncerMachine | LearnerMachine:
@@ -137,6 +152,8 @@ def machine_of(header: Record) -> SyncerMachine | LearnerMachine:
     data = header.data
     if data.get("schema") != tape.SCHEMA:
         raise UserError(f"{header.node}: tape schema {data.get('schema')}, this farflung reads {tape.SCHEMA}")
+    if data.get("machine") not in ("syncer", "learner"):
+        raise UserError(f"{header.node}: {data.get('machine')} has no machine to replay")
     policy = msgspec.convert(data["policy"], Policy)
     if data["machine"] == "learner":
         return LearnerMachine(policy, learner=data["learner"], run=data["run"])
@@ -163,7 +180,10 @@ def replay(records: Iterable[Record], machine: SyncerMachine | LearnerMachine) -
         elif record.kind == "action":
             groups[-1][1].append(_text(record.data))
     for record, taped in groups:
-        replayed = [_text(msgspec.to_builtins(action)) for action in _handle(machine, record)]
+        try:
+            replayed = [_text(msgspec.to_builtins(action)) for action in _handle(machine, record)]
+        except (AssertionError, LookupError) as error:
+            replayed = [f"raised {error!r}"]
         if taped != replayed:
             return Divergence(record, taped, replayed)
     return None

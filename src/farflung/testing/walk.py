@@ -1,13 +1,14 @@
 """Random walks: worlds of any method with random faults, and what must hold of every one of them."""
 
 import random
-from collections.abc import Iterator
 from typing import Any
 
+import msgspec
+
+from farflung.chaos.oracle import judge
 from farflung.lab.island import VirtualIsland
 from farflung.methods import Method, decoupled, diloco, streaming
 from farflung.protocol import events as ev
-from farflung.tape import Record
 from farflung.testing.world import World
 
 LONGEST_S = 600.0  # no walk below needs as much
@@ -103,55 +104,5 @@ def check(world: World) -> None:
         assert all(equal for name, equal in proof.items() if name.endswith("_equal")), f"not equal: {proof}"
     merged = sum(note["tokens"] for note in world.tape.notes("merged"))
     assert ledger.merged == merged, f"the ledger merged {ledger.merged}, the rounds {merged}"
-    check_merges(world.tape.of("syncer"), world.syncer.policy.quorum)
-    for node in world.tape.nodes():
-        if node != "syncer":
-            check_growth(world.tape.of(node))
-
-
-def check_merges(records: list[Record], quorum: int | str) -> None:
-    """Rounds of a fragment do not overlap, versions follow each other, nothing is merged twice or below K."""
-    versions: dict[int, int] = {}
-    used: set[str] = set()
-    opened: dict[int, bool] = {}  # fragment: is this its final round?
-    merging: set[int] = set()
-    final = False
-    for record in records:
-        data = record.data
-        if record.type == "Merge":
-            p, parts = data["fragment"], {part["object"] for part in data["parts"]}
-            assert data["version"] == versions.get(p, 0) + 1, f"version {data['version']} of fragment {p}"
-            assert not parts & used, f"merged twice: {parts & used}"
-            used |= parts
-            versions[p] = data["version"]
-            merging.add(p)
-        elif record.type == "MergeDone":
-            final = opened.pop(data["fragment"])
-            merging.remove(data["fragment"])
-        elif record.type == "Note":
-            note = data["data"]
-            if data["kind"] == "round_open":
-                assert note["fragment"] not in opened, f"two rounds of fragment {note['fragment']} at once"
-                opened[note["fragment"]] = note["final"]
-            elif data["kind"] == "ending":
-                opened = {p: final for p, final in opened.items() if p in merging}  # the others are cancelled
-            elif data["kind"] == "merged" and not final:
-                least = 1 if isinstance(quorum, str) else quorum
-                assert note["breadth"] >= least, f"below quorum: {note}"
-
-
-def check_growth(records: list[Record]) -> None:
-    """What one process of a learner holds only grows, until it installs anew."""
-    held: dict[int, int] = {}
-    for kind, fragment, version in _holdings(records):
-        assert kind == "install" or version > held[fragment], f"fragment {fragment} went back to {version}"
-        held[fragment] = version
-
-
-def _holdings(records: list[Record]) -> Iterator[tuple[str, int, int]]:
-    for record in records:
-        report = record.data.get("report", {})
-        if report.get("type") == "Loaded":
-            yield from (("install", p, version) for p, version in enumerate(report["versions"]))
-        elif report.get("type") == "BoundaryPassed":
-            yield from (("adopt", p, version) for p, version in report["adopted"])
+    verdict = judge(world.tape.records, policy=msgspec.to_builtins(world.syncer.policy))
+    assert verdict.ok, str(verdict)

@@ -56,18 +56,14 @@ class InnerLoop:
 
     def step(self, progress: float) -> StepResult:
         """Take one step; ``progress`` in 0..1 is the share of the run's token budget that is spent."""
-        lr = self._set_lr(self.task.lr_multiplier(self.own_steps, progress))
-        cursor = self.batches.cursor
-        batch = next(self.batches)
-        loss = self._backward(batch, cursor)
-        if self.task.clip_norm is not None:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.task.clip_norm)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        self.own_steps += 1
-        return StepResult(loss=loss.item(), num_tokens=self.task.num_tokens(batch), lr=lr)
+        lr = self.set_lr(progress)
+        loss, num_tokens = self.backward()
+        self.update()
+        return StepResult(loss=loss.item(), num_tokens=num_tokens, lr=lr)
 
-    def _set_lr(self, multiplier: float) -> float:
+    def set_lr(self, progress: float) -> float:
+        """Set the learning rates of the step that is to be taken; returns that of the first group."""
+        multiplier = self.task.lr_multiplier(self.own_steps, progress)
         for group in self.optimizer.param_groups:
             lr = group["initial_lr"] * multiplier
             if isinstance(group["lr"], Tensor):
@@ -75,6 +71,20 @@ class InnerLoop:
             else:
                 group["lr"] = lr
         return float(self.optimizer.param_groups[0]["lr"])
+
+    def backward(self) -> tuple[Tensor, int]:
+        """Add the next batch's gradients to those that are there; returns its loss and tokens."""
+        cursor = self.batches.cursor
+        batch = next(self.batches)
+        return self._backward(batch, cursor), self.task.num_tokens(batch)
+
+    def update(self) -> None:
+        """Clip, take the optimizer's step, and forget the gradients."""
+        if self.task.clip_norm is not None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.task.clip_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.own_steps += 1
 
     def _backward(self, batch: Any, cursor: int) -> Tensor:
         if self._rng_seed is None:
