@@ -17,7 +17,12 @@ FLOORS = [
     {"config"},
     {"runtime", "lab", "report"},
     {"testing"},
-    {"cli", "compare", "bench", "farflung"},  # the roof puts the house together: its parts may call each other
+    {
+        "cli",
+        "compare",
+        "bench",
+        "farflung",
+    },  # the roof puts the house together: its parts may call each other
 ]
 FLOOR = {part: number for number, parts in enumerate(FLOORS) for part in parts}
 

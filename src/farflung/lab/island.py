@@ -54,6 +54,7 @@ class VirtualIsland:
         self.alive, self.busy, self.finished = True, False, None
         self._frozen_until_s, self._backlog = None, []
         self.cancelled: set[str] = set()
+        self._fetching: dict[int, act.Fetch] = {}  # the newest download of each fragment
         self._posted = False
         generation = self.generation
         self.timers = Timers(
@@ -143,6 +144,7 @@ class VirtualIsland:
                 self._posted = True
                 self._later(0.0, self._turn)
             case act.Fetch():
+                self._fetching[action.fragment] = action
                 num_bytes = self.run.hub.value_size(action.fragment)
                 self._later(self.run.bulk_s(self, "down", num_bytes), lambda: self._fetch(action))
             case act.FetchState():
@@ -186,6 +188,8 @@ class VirtualIsland:
 
     def _fetch(self, action: act.Fetch) -> None:
         p, version = action.fragment, action.version
+        if self._fetching.get(p) is not action:
+            return  # a newer download has the slot
         if self._again("down", self.run.hub.value_size(p), lambda: self._fetch(action)):
             return
         try:

@@ -119,17 +119,10 @@ class Ending:
             else:
                 self._done("finished")
         elif self.hub.phase == "suspending" and not open_rounds and not any(m.connection for m in waiting):
-            self._settle_suspended()
+            # what is still on its way has no fate yet: a learner may have saved with it, and sends it again
             self.hub.phase = "suspended"
             self.hub.timer("end", None)
             self.hub.emit(act.WriteCheckpoint())
-
-    def _settle_suspended(self) -> None:
-        """Contributions still on their way go back to their windows: their learners hold that work."""
-        for member in self.hub.membership.present():
-            for fragment in range(self.policy.num_fragments):
-                for number in self.hub.ledger.unsettled(member.name, fragment):
-                    self.hub.ledger.settled(member.name, fragment, number, "cancelled")
 
     def checkpoint_written(self, event: ev.CheckpointWritten) -> None:
         self._done("suspended")

@@ -343,6 +343,8 @@ class Learner:
         saved = savefile.read(self._save_path, self._model, self._island, self._inner, self.trainer)
         self._waited_s = 0.0
         self._save_path.unlink()  # it is true for this start only
+        if self._method.policy.pace == "lockstep":  # until the machine has posted what comes next
+            self._island.post(box.RunUntil(step=self._island.step, reason="resuming"))
         return self._ready(saved.run, saved.incarnation)
 
 

@@ -86,6 +86,7 @@ class Sidecar:
         self._was_linked = False
         self._began_s = time.monotonic()
         self._uploads: dict[str, asyncio.Task[None]] = {}
+        self._fetches: dict[int, asyncio.Task[None]] = {}  # the newest download of each fragment
         self._tasks: set[asyncio.Task[None]] = set()
         sock = socket.socket(fileno=config.channel_fd)
         self._channel = AsyncChannel(
@@ -125,7 +126,9 @@ class Sidecar:
             case act.SetTimer():
                 self._timers.set(action.name, action.at_s)
             case act.Fetch():
-                self._spawn(self._fetch(action))
+                if (older := self._fetches.get(action.fragment)) is not None:
+                    older.cancel()  # it must not write into the slot any more
+                self._fetches[action.fragment] = self._spawn(self._fetch(action))
             case act.FetchState():
                 self._spawn(self._fetch_state(action))
             case act.Upload():
