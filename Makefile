@@ -7,7 +7,7 @@ BIN    := .venv/bin
 READY  := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-all check lint types bench clean
+.PHONY: help venv demo test test-all check lint types bench study studies clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,6 +42,13 @@ test-all: lint types  ## test, and the slow tests too: real processes, minutes
 
 bench: $(READY)  ## speed against what this machine can do
 	$(BIN)/farflung bench
+
+study: $(READY)  ## the missing cells of one study, NAME=heterogeneous for instance: docs/results
+	@test -n "$(NAME)" || { echo 'give a name: make study NAME=heterogeneous' >&2; exit 2; }
+	$(BIN)/python -m studies.run $(NAME)
+
+studies: $(READY)  ## the missing cells of all studies: up to an hour and a half on two cores
+	$(BIN)/python -m studies.run
 
 clean:  ## remove .venv and caches; runs/ stays
 	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

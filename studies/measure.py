@@ -1,0 +1,84 @@
+"""One cell of a study: a recipe, run in the lab without a folder, and its figures."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from farflung.config import resolve
+from farflung.lab.lab import Lab
+from farflung.lab.virtual_run import Tape
+from farflung.protocol import messages as msg
+from farflung.recipe import make_recipe
+from farflung.report.figures import figures, mean_breadth
+from farflung.report.history import read_history
+from farflung.tape import Record
+
+Figures = dict[str, Any]
+
+
+class SyncerTape:
+    """Passes everything on to another tape, and keeps in memory what the syncer sees and does.
+
+    So that goodput and its like are those of a run's report, without writing a file for every cell.
+    """
+
+    def __init__(self, inner: Tape, syncer: Any) -> None:
+        self._inner = inner
+        self.records: list[Record] = []
+        header = {**syncer.header(), "policy": msgspec.to_builtins(syncer.policy)}
+        self._keep(0.0, "header", header)
+
+    def open(self, node: str, machine: Any) -> None:
+        self._inner.open(node, machine)
+
+    def handle(self, node: str, machine: Any, event: Any, now: float) -> Sequence[Any]:
+        actions = self._inner.handle(node, machine, event, now)
+        if node == "syncer":
+            self._keep(now, "event", event)
+            for action in actions:
+                if isinstance(getattr(action, "message", None), msg.Invite | msg.Announce | msg.FateOf):
+                    continue  # most of all actions, and no figure reads them
+                self._keep(now, "action", action)
+        return actions
+
+    def _keep(self, now: float, kind: str, item: Any) -> None:
+        self.records.append(Record(now, "syncer", len(self.records), kind, msgspec.to_builtins(item)))
+
+
+def measure(raw_recipe: dict[str, Any]) -> Figures:
+    """Run a recipe to its end in virtual time.
+
+    Returns:
+        Figures as in a run's report. Fractions are 0..1; ``discarded`` is a share of what was trained, by
+        reason; ``round_breadth`` is the merges' breadth without those of the hand-in; ``eval_loss`` is the
+        mean held-out loss of the global model at the end, in nats.
+    """
+    recipe = make_recipe(raw_recipe)
+    lab = Lab(resolve(recipe, f"study-{recipe.seed}"), None)
+    seen = SyncerTape(lab.run.tape, lab.run.syncer)
+    lab.run.tape = seen
+    results = lab.go()
+    history = read_history(seen.records)
+    numbers = figures(history)
+    ledger = lab.run.syncer.ledger.summary()
+    fates = ledger["token_fragments"]
+    trained = fates["trained"]
+    return {
+        "outcome": results["outcome"],
+        "eval_loss_start": lab.evals[0]["loss"],
+        "eval_loss": lab.evals[-1]["loss"],
+        "goodput": numbers.goodput,
+        "uptime": numbers.uptime,
+        "tokens": ledger["tokens_trained"],
+        "merged_share": fates["merged"] / trained,
+        "discarded": {reason: lost / trained for reason, lost in fates["discarded"].items()},
+        "mean_merge_breadth": numbers.mean_merge_breadth,
+        "round_breadth": mean_breadth(m for m in history.merges if not m.final),
+        "merges": numbers.merges,
+        "bytes_up": results["bytes_up"],
+        "bytes_down": results["bytes_down"],
+        "virtual_s": numbers.duration_s,
+        "steps_of": numbers.steps_of,
+        "digest": results["digest"],
+    }

@@ -1,0 +1,35 @@
+"""``python -m studies.run [NAME...]``: do what is missing of these studies, or of all."""
+
+import argparse
+from functools import partial
+from importlib import import_module
+
+from studies.harness import WORKERS, Study, in_processes, report, run
+
+NAMES = ["heterogeneous", "compression", "merge", "overlap"]
+
+
+def study_of(name: str) -> Study:
+    study: Study = import_module(f"studies.{name}").STUDY
+    return study
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m studies.run", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)}; all without a name")
+    parser.add_argument("--report", action="store_true", help="only write pages and pictures again")
+    parser.add_argument("--workers", type=int, default=WORKERS, help="processes, a cell each")
+    options = parser.parse_args()
+    for name in options.names:
+        if name not in NAMES:
+            parser.error(f"no study {name!r}: there are {', '.join(NAMES)}")
+    for name in options.names or NAMES:
+        study = study_of(name)
+        if options.report:
+            report(study)
+        else:
+            run(study, do=partial(in_processes, workers=options.workers))
+
+
+if __name__ == "__main__":
+    main()
