@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from farflung.core.codecs import CODECS as CODEC_OF
 from studies.harness import SEEDS, Cell, Claim, Row, Study, base_recipe, mean, paired, where
-from studies.pages import BLUE, INK, MUTED, change, label, losses, markdown, panels, percent
+from studies.pages import BLUE, INK, MUTED, change, label, losses, markdown, panels
 from studies.pages import page as write_page
 
 NUM_LEARNERS = 4
