@@ -21,8 +21,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "K=1": {"quorum": 1, "grace_gamma": 0.0},
     "K=1 + grace": {"quorum": 1},
     "K=1 + grace + rebase": {"quorum": 1, "adoption": "rebase"},
-    "K=1 + grace + rebase, lr 0.5": {"quorum": 1, "adoption": "rebase", "outer_lr": 0.5},
-    "K=1 + grace, lr 0.5": {"quorum": 1, "outer_lr": 0.5},
     "K=1 + rebase, lr/8": {
         "quorum": 1, "grace_gamma": 0.0, "adoption": "rebase", "outer_lr": OUTER_LR / NUM_LEARNERS,
     },

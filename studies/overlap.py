@@ -28,7 +28,6 @@ ADOPTIONS: dict[str, dict[str, Any]] = {
     "overwrite": {"adoption": "overwrite", "mix_alpha": 0.0},
     "mix 0.5": {"adoption": "mix", "mix_alpha": 0.5},
     "rebase": {"adoption": "rebase", "mix_alpha": 0.0},
-    "rebase, lr 0.5": {"adoption": "rebase", "mix_alpha": 0.0, "outer_lr": 0.5},
 }
 H, P = 24, 4
 
