@@ -7,10 +7,11 @@ from matplotlib.figure import Figure
 
 from farflung.core.codecs import CODECS as CODEC_OF
 from studies.harness import SEEDS, Cell, Claim, Row, Study, base_recipe, mean, paired, where
-from studies.pages import BLUE, INK, MUTED, change, label, losses, markdown, panels, percent
+from studies.pages import BLUE, INK, MUTED, change, label, losses, markdown, panels
 from studies.pages import page as write_page
 
 NUM_LEARNERS = 4
+MORE_SEEDS = (*SEEDS, 4, 5)  # the differences are as small as those that rounding makes
 CODECS = ["fp32", "bf16", "int8", "int4", "2bit", "1bit"]
 
 
@@ -21,16 +22,23 @@ the codec cut off? (Decoupled DiLoCo: bf16 and 4 bits +0.09 % loss, 2 bits +32 %
 
 SETUP = """Four equal learners in lockstep, so that every merge holds all of them and only the uplink's
 codec differs; P = 8, H = 24, tau = 2, RDA, outer lr 0.7. Scale micro, 800 steps a learner of 4 windows,
-inner lr 4e-3, outer momentum 0.5 (why: `studies/harness.py`); three seeds, paired by weights and data
-order. int8, int4, 2bit and 1bit share statistics in blocks of 256 elements; the downlink is fp32."""
+inner lr 4e-3, outer momentum 0.5 (why: `studies/harness.py`); five seeds, paired by weights and data order.
+int8, int4, 2bit and 1bit share statistics in blocks of 256 elements; the downlink is fp32."""
 
-MEANING = """PENDING"""
+MEANING = """Nothing that these runs can tell from rounding: even bf16 ends up to 2 % away from fp32, in
+either direction, because training amplifies any perturbation, and the mean of no codec is outside that. So
+28 times fewer bytes were free here. The paper's +32 % and +83 % are not reproduced. How its low-bit codecs
+work is not published; ours share statistics in blocks of 256 and decode to values that minimise a block's
+squared error (0.40 and 0.60 of its norm are lost, for normal numbers), four learners' errors average out in
+part, and RDA restores the norm that averaging takes."""
 
-LIMITS = """PENDING"""
+LIMITS = """Long runs, where a bias would add up; models in which few elements of an outer gradient matter,
+and untouched embedding rows, to which both low-bit codecs add noise; error feedback, which was off. Five
+seeds resolve differences of one to two percent, not the paper's 0.09 %."""
 
 
 def plan(rows: list[Row]) -> list[Cell]:
-    return [_cell(codec, seed) for seed in SEEDS for codec in CODECS]
+    return [_cell(codec, seed) for seed in MORE_SEEDS for codec in CODECS]
 
 
 def _cell(codec: str, seed: int) -> Cell:
@@ -44,23 +52,22 @@ def _cell(codec: str, seed: int) -> Cell:
 def claims(rows: list[Row]) -> list[Claim]:
     reference = where(rows, codec="fp32")
     worse = {codec: paired(where(rows, codec=codec), reference) for codec in CODECS}
-    least = {"bf16": 0.005, "int8": 0.005, "int4": 0.005}
     free = [
         Claim(
-            claim=f"{codec} costs no loss (within {percent(bound)})",
-            figure=change(worse[codec], 2), holds=fmean(worse[codec]) < bound,
+            claim=f"{codec} costs no loss (within 0.5 %)",
+            figure=change(worse[codec], 2), holds=fmean(worse[codec]) < 0.005,
         )
-        for codec, bound in least.items()
+        for codec in ("bf16", "int8", "int4")
     ]  # fmt: skip
     return [
         *free,
         Claim(
             claim="2 bits cost much (the paper: +32 %)",
-            figure=change(worse["2bit"]), holds=fmean(worse["2bit"]) > 0.1,
+            figure=change(worse["2bit"], 2), holds=fmean(worse["2bit"]) > 0.1,
         ),
         Claim(
-            claim="1 bit costs more than 2 bits (the paper: +83 %)",
-            figure=change(worse["1bit"]), holds=fmean(worse["1bit"]) > fmean(worse["2bit"]),
+            claim="1 bit costs much (the paper: +83 %)",
+            figure=change(worse["1bit"], 2), holds=fmean(worse["1bit"]) > 0.1,
         ),
     ]  # fmt: skip
 

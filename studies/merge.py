@@ -37,18 +37,18 @@ of 4 windows, inner lr 4e-3, outer momentum 0.5 (why: `studies/harness.py`); thr
 and data order. More learners see more tokens. The grid of Avg's outer lr (0.5 to 1.4) is run at the first
 seed, its best at all."""
 
-MEANING = """RDA is ahead from M = 4 on, by less than one percent but at every seed, and its lead grows with
-M, as in the paper. No outer lr of the grid gives Avg the same: from 1.0 on Avg is far worse at every M. A
-larger outer lr lengthens the step of the embedding too, which RDA leaves as it is; that is the likely
-cause, and a reason to prefer the merge to the knob. The lead is small because there is little to restore
-here: in a run of 200 steps the norm of an average was mostly 0.8 to 1.0 of RDA's, at M = 8 as at M = 2,
-where orthogonal outer gradients would give 0.35 and 0.71. After 24 steps from one point, learners of this
-size still move in much the same direction."""
+MEANING = """RDA is ahead at M = 4 and M = 8, by less than one percent but at every seed, and not at M = 2:
+the paper's direction, at the edge of what these runs resolve. No outer lr of the grid brings Avg further:
+from 1.0 on it is far worse at every M. A larger outer lr lengthens the step of the embedding too, which RDA
+leaves as it is; that is the likely cause, and a reason to prefer the merge to the knob. The lead is small
+because there is little to restore here: in a run of 200 steps the norm of an average was mostly 0.8 to 1.0
+of RDA's, at M = 8 as at M = 2, where orthogonal outer gradients would give 0.35 and 0.71. After 24 steps
+from one point, learners of this size still move in much the same direction."""
 
 LIMITS = """How much RDA gives where outer gradients are nearly orthogonal, the paper's case: large models,
 M = 16. Whether Avg with an outer lr of its own for the embedding would match RDA. The grid is coarse and
-judged at one seed; differences below about half a percent are what a rounding error can do (study
-`compression`: bf16 against fp32)."""
+judged at one seed; a rounding error alone moves a run by about one percent (study `compression`: bf16
+against fp32)."""
 
 
 def plan(rows: list[Row]) -> list[Cell]:

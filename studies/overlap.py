@@ -11,6 +11,7 @@ from studies.pages import (
     AMBER,
     BLUE,
     GREEN,
+    RED,
     change,
     label,
     legend,
@@ -28,6 +29,7 @@ ADOPTIONS: dict[str, dict[str, Any]] = {
     "overwrite": {"adoption": "overwrite", "mix_alpha": 0.0},
     "mix 0.5": {"adoption": "mix", "mix_alpha": 0.5},
     "rebase": {"adoption": "rebase", "mix_alpha": 0.0},
+    "rebase, lr 0.5": {"adoption": "rebase", "mix_alpha": 0.0, "outer_lr": 0.5},
 }
 H, P = 24, 4
 
@@ -38,13 +40,22 @@ result, mixes half of it in, or rebases its later work on it? (Streaming DiLoCo:
 tau = 10, mixing 0.5)"""
 
 SETUP = """Two equal learners, method streaming in lockstep: a result is adopted exactly tau steps after its
-snapshot, however fast the link. P = 4 balanced fragments, H = 24, fp32, Avg, outer lr 0.7. Scale micro, 800
-steps a learner of 4 windows, inner lr 4e-3, outer momentum 0.5 (why: `studies/harness.py`); three seeds,
-paired by weights and data order. Without overlap there is no later work, so rebase is overwrite."""
+snapshot, however fast the link. P = 4 balanced fragments, H = 24, fp32, Avg, outer lr 0.7 unless said
+otherwise. Scale micro, 800 steps a learner of 4 windows, inner lr 4e-3, outer momentum 0.5 (why:
+`studies/harness.py`); three seeds, paired by weights and data order. Without overlap there is no later
+work, so rebase is overwrite."""
 
-MEANING = """PENDING"""
+MEANING = """Overlap is cheap, as in the paper: with mix 0.5 no loss is to be seen up to tau = 10, and
+without any overlap learners wait 2 % of the time even on these fast links. Overwriting throws tau / H of
+the work away, exactly as the ledger says, and still loses little: what is thrown away was done from a point
+that is about to be replaced. Rebase throws nothing away and is worse for it at the same outer lr, the more
+the longer the overlap, because a round then carries H steps of work instead of H - tau: the outer step
+grows by 70 % at tau = 10, and study `merge` shows that more than 0.7 hurts here. With an outer lr of 0.5 it
+is even with overwriting: the discarded work was worth little."""
 
-LIMITS = """PENDING"""
+LIMITS = """More learners, larger models, and tau near H. Differences below about 1 % are within those
+between seeds: three seeds cannot tell mix from overwrite at small tau. Other outer learning rates for
+overwrite and mix were not tried."""
 
 
 def plan(rows: list[Row]) -> list[Cell]:
@@ -96,16 +107,21 @@ def claims(rows: list[Row]) -> list[Claim]:
             figure=f"merged share at least {percent(min(kept))}", holds=min(kept) == 1.0,
         ),
         Claim(
-            claim="at tau = 10 rebase is better than overwriting",
+            claim="at tau = 10 rebase is better than overwriting (by 0.5 %), at the same outer lr",
             figure=change(paired(of(rows, most, "rebase"), of(rows, most, "overwrite"))),
-            holds=max(paired(of(rows, most, "rebase"), of(rows, most, "overwrite"))) < 0,
+            holds=fmean(paired(of(rows, most, "rebase"), of(rows, most, "overwrite"))) < -0.005,
+        ),
+        Claim(
+            claim="and with a smaller outer lr, 0.5",
+            figure=change(paired(of(rows, most, "rebase, lr 0.5"), of(rows, most, "overwrite"))),
+            holds=fmean(paired(of(rows, most, "rebase, lr 0.5"), of(rows, most, "overwrite"))) < -0.005,
         ),
     ]  # fmt: skip
 
 
 def picture(rows: list[Row]) -> Figure:
     figure, (left, right) = panels(2)
-    for name, colour in zip(ADOPTIONS, (AMBER, BLUE, GREEN), strict=True):
+    for name, colour in zip(ADOPTIONS, (AMBER, BLUE, RED, GREEN), strict=True):
         found = [(tau, of(rows, tau, name)) for tau in TAUS]
         line(left, name, colour, [(tau, [r["eval_loss"] for r in cells]) for tau, cells in found])
         line(right, name, colour, [(tau, [1 - r["merged_share"] for r in cells]) for tau, cells in found])

@@ -4,7 +4,7 @@ import argparse
 from functools import partial
 from importlib import import_module
 
-from studies.harness import WORKERS, Study, in_processes, report, run
+from studies.harness import RESULTS, WORKERS, Study, in_processes, load, missing, report, run
 
 NAMES = ["heterogeneous", "compression", "merge", "overlap"]
 
@@ -26,7 +26,8 @@ def main() -> None:
     for name in options.names or NAMES:
         study = study_of(name)
         if options.report:
-            report(study)
+            left = len(missing(study, load(study, RESULTS)))
+            print(f"{name}: {left} cells are missing, its page stays as it is") if left else report(study)
         else:
             run(study, do=partial(in_processes, workers=options.workers))
 
