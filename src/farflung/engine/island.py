@@ -123,6 +123,7 @@ class Island:
         wait_s: float = 0.0,
         loss: float | None = None,
         lr: float | None = None,
+        progress_tokens: int = 0,
         cursor: int = 0,
     ) -> BoundaryPassed:
         """A step of ``tokens`` tokens ended: count it, execute what is due, and report both.
@@ -140,6 +141,7 @@ class Island:
             wait_s=wait_s,
             loss=loss,
             lr=lr,
+            progress_tokens=progress_tokens,
             cursor=cursor,
             adopted=adopted,
             taken=taken,

@@ -9,8 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-import msgspec
-
 from farflung.engine.island import Island
 from farflung.protocol import mailbox as box
 
@@ -113,9 +111,14 @@ class Trainer:
         """A step ended: the boundary is here. `progress_tokens`: the run's tokens that its schedule saw."""
         self.progress.tokens += tokens
         report = self.island.boundary(
-            tokens, step_s=step_s, wait_s=wait_s, loss=loss, lr=self.inner.lr(), cursor=self.inner.cursor
+            tokens,
+            step_s=step_s,
+            wait_s=wait_s,
+            loss=loss,
+            lr=self.inner.lr(),
+            progress_tokens=progress_tokens,
+            cursor=self.inner.cursor,
         )
-        report = msgspec.structs.replace(report, progress_tokens=progress_tokens)
         self._passed(report)
         self._complete()
 
