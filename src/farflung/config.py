@@ -75,6 +75,9 @@ def resolve(recipe: Recipe, run: str, *, trains: bool = True) -> RunConfig:
         method = make_method(recipe.method, **recipe.policy)
     except (ValueError, TypeError) as error:
         raise UserError(f"policy: {error}" if recipe.method in METHODS else str(error)) from None
+    problem = method.unstable(recipe.num_learners)
+    if problem is not None:
+        raise UserError(f"policy: {problem}")
     quorum = method.policy.quorum
     if quorum != "all" and quorum > recipe.num_learners:
         raise UserError(

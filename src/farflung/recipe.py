@@ -53,6 +53,7 @@ class Lab(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         up_mbps, down_mbps: a learner's bandwidth in Mbit/s; None costs no time.
         shared_uplinks: lines that several learners share.
         merge_s: of a merge at the syncer.
+        model_bytes: transfers take as long as if the whole model, in fp32, had so many bytes; None: as it is.
         startup_s: of a learner's process after a kill, beside restart_s.
         workers: processes that compute steps; None takes one a core, 0 computes in the lab's own.
     """
@@ -64,6 +65,7 @@ class Lab(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     down_mbps: float | list[float] | None = None
     shared_uplinks: list[SharedUplink] = []
     merge_s: float = 0.005
+    model_bytes: float | None = None
     startup_s: float = 2.0
     workers: int | None = None
 

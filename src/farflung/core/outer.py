@@ -83,6 +83,32 @@ class Sgd:
 
 @final
 @dataclass(frozen=True, kw_only=True)
+class Replace:
+    """``Theta <- Delta``: contributions are values, their merge is the next version (a consensus average).
+
+    >>> Replace().update(torch.tensor([2.0]), torch.tensor([10.0]), {})[0]
+    tensor([2.])
+    """
+
+    lr: float = 1.0
+
+    def init(self, theta: Tensor) -> dict[str, Tensor]:
+        """No state."""
+        return {}
+
+    def update(self, delta: Tensor, theta: Tensor, state: State) -> tuple[Tensor, dict[str, Tensor]]:
+        """``(theta', {})`` in new memory."""
+        return _update_in_new_memory(self, delta, theta, state)
+
+    def update_into(
+        self, delta: Tensor, theta: Tensor, state: State, out_theta: Tensor, out_state: State
+    ) -> None:
+        """Write ``theta'`` into ``out_theta``."""
+        out_theta.copy_(delta)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
 class Momentum:
     """Heavy ball: ``b <- mu b + Delta;  Theta <- Theta - lr b``. Equal to ``torch.optim.SGD(momentum=mu)``.
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from farflung.core.fragments import FragmentPlan
 from farflung.core.vectors import scatter_
 from farflung.engine.buffers import digest
+from farflung.engine.consensus import ConsensusFragment, Shown
 from farflung.engine.hub_fragment import HubFragment, Merged, Received
 from farflung.engine.layout import Raw
 from farflung.methods import Method
@@ -43,13 +44,23 @@ class HubState:
     def __init__(self, plan: FragmentPlan, method: Method) -> None:
         self.plan = plan
         self.method = method
-        self._fragments = [HubFragment(fragment, method) for fragment in plan.fragments]
+        kind = ConsensusFragment if method.policy.topology == "gossip" else HubFragment
+        self._fragments = [kind(fragment, method) for fragment in plan.fragments]
         self._owner: dict[str, HubFragment] = {}  # of each contribution received
 
     @property
     def versions(self) -> list[int]:
         """Newest version of each fragment; -1 before the seed."""
         return [fragment.newest for fragment in self._fragments]
+
+    def shown(self) -> dict[str, dict[str, Tensor]]:
+        """Gossip: each learner's parameters in the newest average, by name of the learner and of the tensor."""
+        return {
+            learner: self._tensors([value])
+            for fragment in self._fragments
+            if isinstance(fragment, ConsensusFragment)
+            for learner, value in sorted(fragment.shown.items())
+        }
 
     def kept(self, fragment: int) -> list[int]:
         """Versions of a fragment that are still held, oldest first."""
@@ -180,14 +191,18 @@ class HubState:
 
     def model_tensors(self) -> dict[str, Tensor]:
         """The newest parameters and buffers by name, in the shapes and dtypes of the model."""
+        newest = [state.versions[state.newest] for state in self._fragments]
+        return self._tensors([(value.params, value.buffers, value.counters) for value in newest])
+
+    def _tensors(self, values: list[Shown]) -> dict[str, Tensor]:
+        """Parameters, buffers and counters of every fragment, by name."""
         tensors = {
             spec.name: torch.empty(spec.shape, dtype=getattr(torch, spec.dtype)) for spec in self.plan.tensors
         }
-        for state in self._fragments:
-            value, fragment = state.versions[state.newest], state.fragment
-            scatter_(value.params, tensors, fragment.pieces)
-            scatter_(value.buffers, tensors, fragment.buffers)
-            scatter_(value.counters, tensors, fragment.counters)
+        for fragment, (params, buffers, counters) in zip(self.plan.fragments, values, strict=True):
+            scatter_(params, tensors, fragment.pieces)
+            scatter_(buffers, tensors, fragment.buffers)
+            scatter_(counters, tensors, fragment.counters)
         return tensors
 
 

@@ -1,7 +1,7 @@
 """The tensors of one learner: executes mailbox commands at boundaries between inner steps. No I/O."""
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,13 +14,24 @@ from farflung.engine.held import Held, Outstanding, SavedIsland, load_held, save
 from farflung.engine.layout import payload_layout, put, value_layout
 from farflung.methods import Method
 from farflung.methods.base import Local
-from farflung.protocol.mailbox import Adopt, BoundaryPassed, Load, RunUntil, Settle, Snapshot, Taken
+from farflung.protocol.mailbox import (
+    Adopt,
+    BoundaryPassed,
+    Load,
+    Mix,
+    RunUntil,
+    Settle,
+    Show,
+    Shown,
+    Snapshot,
+    Taken,
+)
 
 Slots = Callable[[int], Tensor]
 """Fragment -> uint8 vector that the driver shares with whoever moves bytes."""
 
 C = TypeVar("C", Adopt, Snapshot, Settle)
-IslandCommand = Adopt | Snapshot | Settle | RunUntil
+IslandCommand = Adopt | Snapshot | Settle | Mix | RunUntil
 
 
 class Island:
@@ -133,8 +144,8 @@ class Island:
         self.step += 1
         for held in self._held:
             held.count(tokens)
-        adopted, taken, skipped = self._execute()
         return BoundaryPassed(
+            **self._execute(),
             step=self.step,
             tokens=tokens,
             step_s=step_s,
@@ -143,27 +154,17 @@ class Island:
             lr=lr,
             progress_tokens=progress_tokens,
             cursor=cursor,
-            adopted=adopted,
-            taken=taken,
-            skipped=skipped,
         )
 
     def idle(self, *, wait_s: float = 0.0, lr: float | None = None, cursor: int = 0) -> BoundaryPassed | None:
         """Execute what is due at the present boundary, without a step; None if that was nothing to report."""
-        adopted, taken, skipped = self._execute()
-        if not (adopted or taken or skipped):
+        done = self._execute()
+        if not any(done.values()):
             return None
-        return BoundaryPassed(
-            step=self.step,
-            wait_s=wait_s,
-            lr=lr,
-            cursor=cursor,
-            adopted=adopted,
-            taken=taken,
-            skipped=skipped,
-        )
+        return BoundaryPassed(**done, step=self.step, wait_s=wait_s, lr=lr, cursor=cursor)
 
-    def _execute(self) -> tuple[list[tuple[int, int]], list[Taken], list[int]]:
+    def _execute(self) -> dict[str, Any]:
+        """Do what is due; returns the fields of a report that say what was done."""
         adopted: list[tuple[int, int]] = []
         taken: list[Taken] = []
         skipped: list[int] = []
@@ -184,7 +185,7 @@ class Island:
                 self._queue.append(snapshot)
             else:
                 taken.append(self._take(snapshot))
-        return adopted, taken, skipped
+        return {"adopted": adopted, "taken": taken, "skipped": skipped}
 
     def _due(self, kind: type[C]) -> list[C]:
         """Remove and return the queued commands of this kind whose time has come."""
@@ -268,6 +269,10 @@ class Island:
         """Forget commands not yet executed: the machine that posted them is gone, and its limits with it."""
         self._queue.clear()
         self._run_until = RunUntil(step=None)
+
+    def show(self, command: Show) -> Shown:
+        """Only a gossip learner has parameters of its own to show (`PeerIsland`)."""
+        raise TypeError("a hub holds the parameters of this run")
 
     # ---- birth, rejoin, resume -------------------------------------------------------------------------
 

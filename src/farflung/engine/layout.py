@@ -79,9 +79,9 @@ def value_layout(fragment: Fragment) -> Layout:
     return _with_riders(fragment, _FP32_BYTES * fragment.num_elements)
 
 
-def payload_layout(fragment: Fragment, codec: Codec) -> Layout:
+def payload_layout(fragment: Fragment, codec: Codec, num_vectors: int = 1) -> Layout:
     """Layout of a contribution packed by ``codec``."""
-    return _with_riders(fragment, codec.size_bytes(fragment.num_elements))
+    return _with_riders(fragment, codec.size_bytes(num_vectors * fragment.num_elements))
 
 
 def as_bytes(raw: Raw) -> Tensor:

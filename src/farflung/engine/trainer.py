@@ -77,14 +77,14 @@ class Trainer:
     def take(self, command: box.AnyCommand) -> None:
         """Take in a command. What touches parameters or state is done at the boundary, in the order posted."""
         match command:
-            case box.Adopt() | box.Snapshot() | box.Settle() | box.RunUntil():
+            case box.Adopt() | box.Snapshot() | box.Settle() | box.RunUntil() | box.Mix():
                 self.island.post(command)
             case box.Begin():
                 self.begun = command
             case box.Advance():
                 self.progress.tokens = max(self.progress.tokens, command.tokens)
                 self.progress.budget_tokens = command.budget_tokens
-            case box.Seed() | box.Load() | box.Donate() | box.Save():
+            case box.Seed() | box.Load() | box.Donate() | box.Show() | box.Save():
                 self._after.append(command)
             case box.End():
                 self.ended = command.reason
@@ -147,6 +147,8 @@ class Trainer:
                     self._load(command)
                 case box.Donate():
                     self._donate(command)
+                case box.Show():
+                    self.reports.append(self.island.show(command))
                 case box.Save():
                     self._save()
                     self.saved = True

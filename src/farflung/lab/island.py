@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from farflung.lab.body import Body
+from farflung.lab.offers import Offers
 from farflung.lab.trouble import LinkTrouble
 from farflung.lab.virtual_time import Timers, What
 from farflung.protocol import actions as act
@@ -40,6 +41,7 @@ class VirtualIsland:
         self._backlog: list[What] = []  # what a frozen process will find when it goes on
         self.finished: str | None = None  # why it ended by itself
         self.body: Body | None = None
+        self.offers = Offers(self)
 
     @property
     def node(self) -> str:
@@ -63,7 +65,11 @@ class VirtualIsland:
         if self.body is not None:
             self.body.close()
         self.body = self.run.make_body(self)
-        self.machine = LearnerMachine(self.run.method.policy, learner=self.name)
+        policy = self.run.method.policy
+        where: dict[str, Any] = {}
+        if policy.topology == "gossip":
+            where = {"address": f"lab://{self.name}", "mbps": self.run.mbps(self)}
+        self.machine = LearnerMachine(policy, learner=self.name, **where)
         self.run.tape.open(self.node, self.machine)
         self.feed(ev.Reported(report=self._ready()))
         self.link_up()
@@ -102,7 +108,7 @@ class VirtualIsland:
         if self.connection is not None:
             return
         if not self.run.reachable(self):
-            self._later(RECONNECT_S, self.link_up)
+            self.later(RECONNECT_S, self.link_up)
             return
         self.connection = self.run.connect(self)
         self.feed(ev.LinkUp())
@@ -122,7 +128,14 @@ class VirtualIsland:
             for action in self.run.tape.handle(self.node, self.machine, event, self.timers.now):
                 self._perform(action)
 
-    def _later(self, delay_s: float, what: What) -> None:
+    def when_awake(self, what: What) -> None:
+        """Now, or when a frozen process goes on."""
+        if self._frozen_until_s is not None:
+            self._backlog.append(what)
+        else:
+            what()
+
+    def later(self, delay_s: float, what: What) -> None:
         generation = self.generation
 
         def run() -> None:
@@ -140,25 +153,34 @@ class VirtualIsland:
             case act.Say():
                 self.run.say(self, action.message)
             case act.Post():
-                self._trainer.take(action.command)
+                self.trainer.take(action.command)
                 self._posted = True
-                self._later(0.0, self._turn)
+                self.later(0.0, self._turn)
             case act.Fetch():
                 self._fetching[action.fragment] = action
                 num_bytes = self.run.hub.value_size(action.fragment)
-                self._later(self.run.bulk_s(self, "down", num_bytes), lambda: self._fetch(action))
+                self.later(self.run.bulk_s(self, "down", num_bytes), lambda: self._fetch(action))
             case act.FetchState():
                 delay_s = self.run.bulk_s(self, "down", action.num_bytes)
-                self._later(delay_s, lambda: self._fetch_state(action))
+                self.later(delay_s, lambda: self._fetch_state(action))
             case act.Upload():
                 self.cancelled.discard(action.object)
-                self._later(self.run.bulk_s(self, "up", action.num_bytes), lambda: self._upload(action))
+                self.later(self.run.bulk_s(self, "up", action.num_bytes), lambda: self._upload(action))
             case act.CancelUpload():
                 self.cancelled.add(action.object)
+            case act.Offer():
+                self.cancelled.discard(action.object)
+                self.offers.offer(action)
+            case act.Admit():
+                self.offers.admitted = action
+            case act.FetchRelay():
+                self.later(self.run.bulk_s(self, "down", action.num_bytes), lambda: self.offers.fetch(action))
+            case act.Unexpect():
+                pass  # what arrives later is asked for again
             case act.SetTimer():
                 self.timers.set(action)
             case act.Connect():
-                self._later(RECONNECT_S, self.link_up)
+                self.later(RECONNECT_S, self.link_up)
             case act.Exit():
                 self.finished = action.reason
                 self.run.exited(self, action.ok)
@@ -170,7 +192,7 @@ class VirtualIsland:
             self.feed(ev.TimerFired(name=name, late_s=late_s))
 
     @property
-    def _trainer(self) -> Body:
+    def trainer(self) -> Body:
         assert self.body is not None, f"{self.name} was never started"
         return self.body
 
@@ -179,10 +201,10 @@ class VirtualIsland:
     def _again(self, direction: str, num_bytes: int, what: What) -> bool:
         """Whether a transfer is tried again: nobody answers, or its checksum was wrong."""
         if not self.run.reachable(self):
-            self._later(RETRY_S, what)
+            self.later(RETRY_S, what)
             return True
         if self.trouble.spoils(direction):
-            self._later(RETRY_S + self.run.bulk_s(self, direction, num_bytes), what)
+            self.later(RETRY_S + self.run.bulk_s(self, direction, num_bytes), what)
             return True
         return False
 
@@ -198,7 +220,7 @@ class VirtualIsland:
             self.feed(ev.FetchFailed(fragment=p, version=version, reason="gone", gone=True))
             return
         self.run.count("down", len(value))
-        self._trainer.write(p, value)
+        self.trainer.write(p, value)
         self.feed(ev.Fetched(fragment=p, version=version))
 
     def _fetch_state(self, action: act.FetchState) -> None:
@@ -209,21 +231,21 @@ class VirtualIsland:
             self.feed(ev.StateFetchFailed(transfer=action.transfer, reason="gone"))
             return
         self.run.count("down", len(state))
-        self._trainer.put_state(state)
+        self.trainer.put_state(state)
         self.feed(ev.StateFetched(transfer=action.transfer))
 
     def _upload(self, action: act.Upload) -> None:
         if action.object in self.cancelled:
             return
         if self.connection is None:  # a driver tries again until it is told not to
-            self._later(RETRY_S, lambda: self._upload(action))
+            self.later(RETRY_S, lambda: self._upload(action))
             return
         if self._again("up", action.num_bytes, lambda: self._upload(action)):
             return
         if action.fragment is None:
-            data = self._trainer.get_state()
+            data = self.trainer.get_state()
         else:
-            data = self._trainer.read(action.fragment, action.seed)
+            data = self.trainer.read(action.fragment, action.seed)
         self.run.count("up", len(data))
         self.run.keep(action.object, data)
         self.feed(ev.Uploaded(object=action.object))
@@ -232,7 +254,7 @@ class VirtualIsland:
 
     def _ready(self) -> box.Ready:
         return box.Ready(
-            learner=self.name, fingerprint=self._trainer.fingerprint, layout=self._trainer.layout,
+            learner=self.name, fingerprint=self.trainer.fingerprint, layout=self.trainer.layout,
             method=self.run.syncer.admission.method_digest,
         )  # fmt: skip
 
@@ -242,16 +264,16 @@ class VirtualIsland:
             return
         if self._posted:
             self._posted = False
-            self._report(self._trainer.idle())
-        if self.finished is None and not self.busy and self._trainer.may_step():
+            self._report(self.trainer.idle())
+        if self.finished is None and not self.busy and self.trainer.may_step():
             self.busy = True
-            self._trainer.begin()
+            self.trainer.begin()
             step_s = self.run.step_s(self) * self.slowdown
-            self._later(step_s, lambda: self._step_end(step_s))
+            self.later(step_s, lambda: self._step_end(step_s))
 
     def _step_end(self, step_s: float) -> None:
         self.busy = self._posted = False
-        self._report(self._trainer.end(step_s))
+        self._report(self.trainer.end(step_s))
         self._turn()
 
     def _report(self, reports: list[box.AnyReport]) -> None:

@@ -99,7 +99,10 @@ class Lab:
             control_s=lambda island: self._network.links[island.name].latency_s,
             transfer_s=self._transfer_s,
             merge_s=recipe.lab.merge_s,
+            pair_s=self._pair_s,
+            mbps=self._mbps,
         )
+        self._scale = self._payload_scale()
         restart_s = recipe.restart_s + recipe.lab.startup_s
         self._faults = LabFaults(self.run, recipe.plan(), restart_s, self._record_fault, self._tape.fill_disk)
         self._evaluated = 0
@@ -116,7 +119,8 @@ class Lab:
             self._evaluate(self.task.build_model().state_dict(), 0)
             while self.run.finished is None and self.run.time.step():
                 self._review()
-            self._evaluate(self.run.hub.model_tensors(), self.run.syncer.ledger.tokens_trained)
+            workers = {"workers": self._worker_losses()} if self.config.policy.topology == "gossip" else {}
+            self._evaluate(self.run.hub.model_tensors(), self.run.syncer.ledger.tokens_trained, **workers)
             return self._results()
         finally:
             self._tape.close()
@@ -139,7 +143,25 @@ class Lab:
         return RemoteBody(self._workers[index % len(self._workers)], self._bodies)
 
     def _transfer_s(self, island: VirtualIsland, direction: str, num_bytes: int) -> float:
+        num_bytes = round(num_bytes * self._scale)
         return self._network.bulk(island.name, direction, num_bytes, self.run.now) - self.run.now
+
+    def _pair_s(self, sender: VirtualIsland, receiver: VirtualIsland, num_bytes: int) -> float:
+        num_bytes = round(num_bytes * self._scale)
+        return self._network.pair(sender.name, receiver.name, num_bytes, self.run.now) - self.run.now
+
+    def _mbps(self, island: VirtualIsland) -> float | None:
+        link = self._network.links[island.name]
+        bps = min(link.up_bps, link.down_bps)
+        return bps / 1e6 if bps < float("inf") else None
+
+    def _payload_scale(self) -> float:
+        """How many bytes a byte stands for, where the recipe pretends that the model is larger."""
+        if self.config.recipe.lab.model_bytes is None:
+            return 1.0
+        return self.config.recipe.lab.model_bytes / sum(
+            self.run.hub.value_size(p) for p in range(self.run.plan.num_fragments)
+        )
 
     # ---- watching ------------------------------------------------------------------------------------
 
@@ -148,18 +170,31 @@ class Lab:
         progress = tokens / self.config.budget_tokens
         self._faults.review(progress)
         evals = self.config.recipe.evals
-        if evals and self.run.syncer.phase == "training" and progress * (evals + 1) >= self._evaluated + 1:
+        if (
+            self.config.policy.topology == "gossip"
+        ):  # there is something to evaluate when an average was taken
+            if evals and self.run.hub.versions[0] > self._evaluated and self.run.finished is None:
+                self._evaluated = self.run.hub.versions[0]
+                self._evaluate(self.run.hub.model_tensors(), tokens)
+        elif evals and self.run.syncer.phase == "training" and progress * (evals + 1) >= self._evaluated + 1:
             self._evaluated = int(progress * (evals + 1))
             self._evaluate(self.run.hub.model_tensors(), tokens)
 
-    def _evaluate(self, tensors: dict[str, torch.Tensor], tokens: int) -> None:
+    def _worker_losses(self) -> dict[str, float]:
+        """Gossip: the loss of each learner's own parameters, as handed in."""
+        return {learner: self._loss(tensors) for learner, tensors in self.run.hub.shown().items()}
+
+    def _loss(self, tensors: dict[str, torch.Tensor]) -> float:
         model = self.task.build_model()
         model.load_state_dict(tensors, strict=False)
+        return self.task.evaluate(model)
+
+    def _evaluate(self, tensors: dict[str, torch.Tensor], tokens: int, **more: Any) -> None:
         versions = list(self.run.hub.versions) if tokens else []
         record = {
-            "t": self.run.now, "kind": "eval", "tokens": tokens, "loss": self.task.evaluate(model),
+            "t": self.run.now, "kind": "eval", "tokens": tokens, "loss": self._loss(tensors),
             "versions": versions, "bytes_up": self.run.bytes_moved["up"],
-            "bytes_down": self.run.bytes_moved["down"],
+            "bytes_down": self.run.bytes_moved["down"], **more,
         }  # fmt: skip
         self.evals.append(record)
         self._write(record)

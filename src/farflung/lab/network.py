@@ -67,6 +67,19 @@ class Network:
             self._free_s[line] = end
         return end + link.latency_s
 
+    def pair(self, sender: str, receiver: str, num_bytes: int, now: float) -> float:
+        """When an object that goes from one learner straight to another has arrived.
+
+        It starts when both lines are free and runs at the slower one's pace; the longer latency counts, once.
+        """
+        up, down = self.links[sender], self.links[receiver]
+        lines = ((sender, "up"), (receiver, "down"))
+        start = max([now, *(self._free_s.get(line, 0.0) for line in lines)])
+        end = start + 8 * num_bytes / min(up.up_bps, down.down_bps)
+        for line in lines:
+            self._free_s[line] = end
+        return end + max(up.latency_s, down.latency_s)
+
     def reset(self, learner: str) -> None:
         """A connection broke: what waited for its lines is gone."""
         for direction in ("up", "down"):

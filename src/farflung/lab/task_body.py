@@ -3,8 +3,7 @@
 from farflung.config import RunConfig
 from farflung.core.fragments import FragmentPlan, make_plan
 from farflung.core.vectors import describe
-from farflung.engine.island import Island
-from farflung.engine.layout import payload_layout, value_layout
+from farflung.engine.make import make_island, slot_sizes
 from farflung.engine.trainer import Trainer
 from farflung.lab.body import LocalBody, Slots, StateSlot
 from farflung.train.base import Task
@@ -22,11 +21,10 @@ def task_body(config: RunConfig, task: Task) -> LocalBody:
     shard = Shard(task, recipe.num_learners)
     loop = InnerLoop(task, model, optimizer, shard, rng_seed=recipe.seed)
     inner = ModelInner(model, optimizer, shard, {"schedule": OwnSteps(loop)})
-    uplink = Slots(lambda p: payload_layout(plan.fragments[p], method.codec).size_bytes)
-    downlink = Slots(lambda p: value_layout(plan.fragments[p]).size_bytes)
-    state = StateSlot()
-    island = Island(model, plan, method, uplink, downlink)
-    trainer = Trainer(island, inner, put_state=state.put, get_state=state.get, save=lambda: None)
+    up, down = slot_sizes(plan, method)
+    uplink, downlink, state = Slots(up), Slots(down), StateSlot()
+    island, its_inner = make_island(model, plan, method, uplink, downlink, inner)
+    trainer = Trainer(island, its_inner, put_state=state.put, get_state=state.get, save=lambda: None)
 
     def step(progress: float) -> tuple[int, float]:
         if trainer.begun is not None:

@@ -48,6 +48,8 @@ class VirtualRun:
         control_s: seconds of a control message, one way, of an island.
         transfer_s: (island, "up" or "down", bytes) -> seconds until an object that is ready now has arrived.
         merge_s: seconds of a merge.
+        pair_s: gossip: (from, to, bytes) -> seconds of an object from one island straight to another.
+        mbps: gossip: what an island's link is declared to carry.
     """
 
     def __init__(
@@ -64,10 +66,13 @@ class VirtualRun:
         control_s: Callable[[VirtualIsland], float],
         transfer_s: Callable[[VirtualIsland, str, int], float],
         merge_s: float,
+        pair_s: Callable[[VirtualIsland, VirtualIsland, int], float] = lambda a, b, num_bytes: 0.0,
+        mbps: Callable[[VirtualIsland], float | None] = lambda island: None,
     ):
         self.method, self.plan, self.tape, self.merge_s = method, plan, tape, merge_s
         self.make_body, self.step_s = make_body, step_s
         self.control_s, self.transfer_s = control_s, transfer_s
+        self.pair_s, self.mbps = pair_s, mbps
         self.time = VirtualTime()
         self.hub = HubState(plan, method)
         self._run_id, self._num_learners, self._budget_tokens = run, len(learners), budget_tokens
@@ -153,6 +158,12 @@ class VirtualRun:
         """Seconds until an object that is ready now has arrived, trouble included."""
         usual_s = self.transfer_s(island, direction, num_bytes)
         return island.trouble.bulk_s(direction, num_bytes, usual_s, self.now)
+
+    def pair_bulk_s(self, sender: VirtualIsland, receiver: VirtualIsland, num_bytes: int) -> float:
+        """Seconds until an object has arrived that goes straight to a partner, trouble at both ends included."""
+        usual_s = self.pair_s(sender, receiver, num_bytes)
+        up_s = sender.trouble.bulk_s("up", num_bytes, usual_s, self.now)
+        return max(up_s, receiver.trouble.bulk_s("down", num_bytes, usual_s, self.now))
 
     def connect(self, island: VirtualIsland) -> int:
         """A new connection; the syncer hears of it after the latency."""
@@ -269,6 +280,7 @@ class VirtualRun:
                 self.time.after(self.merge_s, lambda: self._merged(life, action, work))
             case act.Discard():
                 self.hub.discard(action.object)
+                self.objects.pop(action.object, None)  # relayed
             case act.Retire():
                 self.hub.retire(action.fragment, action.version)
             case act.DiscardState():

@@ -167,6 +167,8 @@ def answer(body: LocalBody, request: End) -> Answer:
             slots += [(False, t.fragment, body.read(t.fragment, seed=False)) for t in report.taken]
         elif isinstance(report, box.SeedTaken):
             slots += [(True, p, body.read(p, seed=True)) for p in range(len(report.num_bytes))]
+        elif isinstance(report, box.Shown):
+            slots.append((False, 1, body.read(1, seed=False)))
         elif isinstance(report, box.Donated):
             state = body.get_state()
     return Answer(reports=reports, slots=slots, state=state, may_step=body.may_step())

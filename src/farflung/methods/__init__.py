@@ -6,20 +6,54 @@ from typing import Any
 import msgspec
 
 from farflung.errors import did_you_mean
+from farflung.methods.ad_psgd import ad_psgd
 from farflung.methods.base import Method
+from farflung.methods.decentlam import decentlam
 from farflung.methods.decoupled import decoupled
 from farflung.methods.diloco import diloco
+from farflung.methods.dsgd import d_adamw, dsgd
+from farflung.methods.gasloc import gasloc
+from farflung.methods.gt_dsgdm import gt_dsgdm
+from farflung.methods.ld_sgd import ld_sgd
+from farflung.methods.noloco import noloco
+from farflung.methods.qg_dsgdm import qg_dsgdm
 from farflung.methods.streaming import streaming
 from farflung.protocol.policy import Policy
 
 METHODS: dict[str, Callable[..., Method]] = {
+    "ad_psgd": ad_psgd,
+    "d_adamw": d_adamw,
+    "decentlam": decentlam,
     "decoupled": decoupled,
     "diloco": diloco,
+    "dsgd": dsgd,
+    "gasloc": gasloc,
+    "gt_dsgdm": gt_dsgdm,
+    "ld_sgd": ld_sgd,
+    "noloco": noloco,
+    "qg_dsgdm": qg_dsgdm,
     "streaming": streaming,
 }
 """Name in a recipe -> recipe."""
 
-__all__ = ["METHODS", "Method", "decoupled", "diloco", "from_policy", "make_method", "streaming"]
+__all__ = [
+    "METHODS",
+    "Method",
+    "ad_psgd",
+    "d_adamw",
+    "decentlam",
+    "decoupled",
+    "diloco",
+    "dsgd",
+    "from_policy",
+    "gasloc",
+    "gt_dsgdm",
+    "ld_sgd",
+    "make_method",
+    "noloco",
+    "qg_dsgdm",
+    "streaming",
+]
 
 
 def make_method(name: str, **options: Any) -> Method:

@@ -139,6 +139,9 @@ class Method:
         sent: told what others will decode (error feedback, put-back); None saves the decoding.
         settle: method state after the fate of a contribution.
         keeps_snapshot: keep the snapshot vector until the contribution is adopted: one more copy.
+        num_vectors: gossip: vectors of N elements in a payload, one behind the other.
+        own_state: gossip: names of state that a joiner begins afresh instead of taking it from a donor.
+        unstable: num_learners -> one line if learners would drift apart for ever, with the bound; else None.
     """
 
     policy: Policy
@@ -150,6 +153,9 @@ class Method:
     sent: Callable[[Contribution, Tensor], State] | None = None
     settle: Callable[[State, State, bool], State] = commit_by_fate
     keeps_snapshot: bool = False
+    num_vectors: int = 1
+    own_state: tuple[str, ...] = ()
+    unstable: Callable[[int], str | None] = lambda num_learners: None
 
 
 def make_policy(method: str, defaults: Mapping[str, Any], overrides: Mapping[str, Any]) -> Policy:
@@ -177,11 +183,11 @@ def hub_method(policy: Policy) -> Method:
     Raises:
         ValueError: the policy names a codec, outer optimizer, merge rule, weighting or plan that is unknown.
     """
-    _check_name("topology", policy.topology, ("hub",))
-    _check_name("weighting", policy.weighting, WEIGHTINGS)
-    _check_name("fragment_plan", policy.fragment_plan, PLANS)
-    _check_name("merge", policy.merge, MERGES)
-    _check_name("merge_embedding", policy.merge_embedding, MERGES)
+    check_name("topology", policy.topology, ("hub",))
+    check_name("weighting", policy.weighting, WEIGHTINGS)
+    check_name("fragment_plan", policy.fragment_plan, PLANS)
+    check_name("merge", policy.merge, MERGES)
+    check_name("merge_embedding", policy.merge_embedding, MERGES)
     adoptions = {"overwrite": overwrite, "mix": mix(policy.mix_alpha), "rebase": rebase}
     return Method(
         policy=policy,
@@ -192,6 +198,7 @@ def hub_method(policy: Policy) -> Method:
     )
 
 
-def _check_name(field: str, value: str, known: Any) -> None:
+def check_name(field: str, value: str, known: Any) -> None:
+    """Raise ValueError unless a field of the policy names something that exists."""
     if value not in known:
         raise ValueError(f"{field} = {value!r} is unknown{did_you_mean(value, known)}")

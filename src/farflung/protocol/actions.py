@@ -123,6 +123,37 @@ class Upload(Action, frozen=True):
     seed: bool = False
 
 
+class Offer(Action, frozen=True):
+    """Gossip: send uplink slot 0 to a partner, directly; answered by `Uploaded` or `UploadFailed`."""
+
+    object: str
+    partner: str
+    address: str
+    num_bytes: int
+
+
+class Admit(Action, frozen=True):
+    """Gossip: take the object into this downlink slot, or (None) turn it away by this name."""
+
+    object: str
+    slot: int | None
+    refusal: str = ""
+
+
+class FetchRelay(Action, frozen=True):
+    """Gossip: fetch an object from the hub into this downlink slot."""
+
+    object: str
+    num_bytes: int
+    slot: int
+
+
+class Unexpect(Action, frozen=True):
+    """Gossip: let go of the slot of an object that is arriving, or may: nothing of it is written any more."""
+
+    object: str
+
+
 class CancelUpload(Action, frozen=True):
     object: str
 
@@ -141,5 +172,6 @@ SyncerAction = (
     | WriteCheckpoint | Finished
 )  # fmt: skip
 LearnerAction = (
-    SetTimer | Note | Say | Post | Fetch | FetchState | Upload | CancelUpload | Connect | Exit
+    SetTimer | Note | Say | Post | Fetch | FetchState | Upload | CancelUpload | Offer | Admit | FetchRelay
+    | Unexpect | Connect | Exit
 )  # fmt: skip

@@ -99,6 +99,7 @@ class Admission:
             self.hub.send(known, msg.Stop(reason="fenced"))
             self.hub.lose(known, "fenced by a newer process")
         member = self.hub.membership.enter(join.learner, connection)
+        member.address, member.mbps = join.address, join.mbps
         self.hub.merging.forget_fates(member.name)
         member.lease_until_s = self.hub.now + self.policy.lease_s
         self._welcome(member)
@@ -111,6 +112,7 @@ class Admission:
 
     def _reattach(self, connection: int, join: msg.Join) -> None:
         member = self.hub.membership.members[join.learner]
+        member.address = join.address
         self.hub.membership.bind(member, connection)
         member.lease_until_s = self.hub.now + self.policy.lease_s
         self._welcome(member)
@@ -310,6 +312,7 @@ class Admission:
         member.held = list(got.versions)
         member.last_boundary_s = self.hub.now
         self.hub.note("joined", learner=member.name, incarnation=member.incarnation, role=role)
+        self.hub.merging.joined(member)
         for fragment, version in enumerate(self.hub.merging.versions):
             if version > member.held[fragment]:
                 self.hub.merging.announce(member, fragment)

@@ -116,6 +116,27 @@ class Uploaded(Event, frozen=True):
 class UploadFailed(Event, frozen=True):
     object: str
     reason: str
+    refusal: str = ""  # the other side's name for it; empty: it could not be reached
+
+
+class Knocked(Event, frozen=True):
+    """Gossip: a partner wants to send this object; answered by `Admit` before a byte of it is taken."""
+
+    object: str
+
+
+class RelayFailed(Event, frozen=True):
+    """Gossip: what lay at the hub could not be fetched."""
+
+    object: str
+    reason: str
+
+
+class Arrived(Event, frozen=True):
+    """Gossip: a partner's vector lies whole and checked in the slot that the machine gave for it."""
+
+    object: str
+    num_bytes: int = 0
 
 
 SyncerEvent = (
@@ -124,5 +145,5 @@ SyncerEvent = (
 )  # fmt: skip
 LearnerEvent = (
     TimerFired | LinkUp | LinkDown | Received | Reported | TrainerGone | Fetched | FetchFailed
-    | StateFetched | StateFetchFailed | Uploaded | UploadFailed
+    | StateFetched | StateFetchFailed | Uploaded | UploadFailed | Arrived | Knocked | RelayFailed
 )  # fmt: skip

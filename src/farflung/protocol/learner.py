@@ -9,6 +9,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Literal
 
+import msgspec
+
 from farflung.protocol import actions as act
 from farflung.protocol import events as ev
 from farflung.protocol import mailbox as box
@@ -16,6 +18,7 @@ from farflung.protocol import messages as msg
 from farflung.protocol import objects
 from farflung.protocol.actions import LearnerAction
 from farflung.protocol.exchange import Exchange
+from farflung.protocol.peer import PeerExchange
 from farflung.protocol.policy import Policy
 
 Phase = Literal["starting", "joining", "seeding", "installing", "training", "finishing", "saving", "ended"]
@@ -45,10 +48,21 @@ class LearnerMachine:
         policy: the method's data, the same as the syncer's.
         learner: name, unique among the run's learners, the same after a restart.
         run: run id to insist on, or None for whichever the syncer serves.
+        address: gossip: where partners may dial this learner; None: its traffic is relayed.
+        mbps: gossip: of its link, where that is known.
     """
 
-    def __init__(self, policy: Policy, *, learner: str, run: str | None = None):
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        learner: str,
+        run: str | None = None,
+        address: str | None = None,
+        mbps: float | None = None,
+    ):
         self.policy, self.learner, self.run = policy, learner, run
+        self.address, self.mbps = address, mbps
         self.phase: Phase = "starting"
         self.linked = False  # there is a connection
         self.attached = False  # ... and the syncer knows who we are and what it missed
@@ -67,7 +81,8 @@ class LearnerMachine:
         self.seeds_left: set[int] = set()
         self.donating: str | None = None
         self.donated: msg.StateReady | None = None  # state on its way to the syncer
-        self.exchange = Exchange(self)
+        gossip = policy.topology == "gossip"
+        self.exchange: Exchange | PeerExchange = PeerExchange(self) if gossip else Exchange(self)
         self.now = 0.0
         self._out: list[LearnerAction] = []
         self._events: dict[type, Callable[[Any], None]] = {
@@ -83,6 +98,9 @@ class LearnerMachine:
             ev.StateFetchFailed: self._state_fetch_failed,
             ev.Uploaded: self._uploaded,
             ev.UploadFailed: self._upload_failed,
+            ev.Arrived: lambda event: self.peer.arrived(event),
+            ev.Knocked: lambda event: self.peer.knocked(event),
+            ev.RelayFailed: lambda event: self.peer.relay_failed(event.object, event.reason),
         }
         self._messages: dict[type, Callable[[Any], None]] = {
             msg.Refused: self._refused,
@@ -98,6 +116,9 @@ class LearnerMachine:
             msg.Finish: self._finish,
             msg.Suspend: self._suspend,
             msg.Stop: self._stop,
+            msg.Epoch: lambda message: self.peer.told(message),
+            msg.Relay: lambda message: self.peer.relay(message),
+            msg.Relayed: lambda message: self.peer.relayed(message),
         }
         self._reports: dict[type, Callable[[Any], None]] = {
             box.Ready: self._trainer_ready,
@@ -107,11 +128,20 @@ class LearnerMachine:
             box.Donated: self._donated,
             box.SaveDone: self._save_done,
             box.Ended: self._ended,
+            box.Shown: lambda report: self.peer.show(report),
         }
 
     def header(self) -> dict[str, Any]:
         """What a fresh machine needs, beside the policy, to replay this one's tape."""
-        return {"machine": "learner", "learner": self.learner, "run": self.run}
+        header = {"machine": "learner", "learner": self.learner, "run": self.run}
+        where = {"address": self.address, "mbps": self.mbps}
+        return header | {name: value for name, value in where.items() if value is not None}
+
+    @property
+    def peer(self) -> PeerExchange:
+        """The rounds of a gossip learner."""
+        assert isinstance(self.exchange, PeerExchange), "a hub's learner has no partners"
+        return self.exchange
 
     def handle(self, event: ev.LearnerEvent, now: float) -> list[LearnerAction]:
         """Take one event at time `now` (seconds, monotonic); return what to do, in this order."""
@@ -170,7 +200,7 @@ class LearnerMachine:
             msg.Join(
                 protocol=msg.PROTOCOL, run=self.run, learner=self.learner, fingerprint=self.ready.fingerprint,
                 layout=self.ready.layout, method=self.ready.method, incarnation=self.incarnation,
-                held=self.exchange.held, sequence=self.sequence,
+                held=self.exchange.held, sequence=self.sequence, address=self.address, mbps=self.mbps,
             ),
         )  # fmt: skip
 
@@ -189,6 +219,8 @@ class LearnerMachine:
             self.emit(act.Fetch(fragment=int(rest), version=self.install.versions[int(rest)]))
         elif self.phase not in ("training", "finishing"):
             return  # set by an earlier incarnation: the slots belong to the installation
+        elif isinstance(self.exchange, PeerExchange):
+            self.exchange.timer(kind, rest)
         elif kind == "wait":
             self.exchange.still_waiting()
         elif kind == "fetch":
@@ -276,7 +308,8 @@ class LearnerMachine:
             return
         install = self.install
         self.loads += 1
-        if self.policy.pace == "lockstep":  # not a step before it knows its first snapshots
+        if self.policy.pace == "lockstep" or self.policy.topology == "gossip":
+            # not a step before it knows its first snapshots
             self.post(box.RunUntil(step=install.step, reason="installed, waiting for the first rounds"))
         self.post(
             box.Load(
@@ -291,7 +324,7 @@ class LearnerMachine:
         if self.install is None or not awaited:
             return  # of an earlier incarnation
         self.phase, self.step = "training", report.step
-        if self.policy.pace == "free":
+        if self.policy.pace == "free" and self.policy.topology == "hub":
             self.post(box.RunUntil(step=None))
         self.exchange.start(report.versions, report.step, self.install.syncer_step)
         self.proof = msg.Installed(
@@ -301,7 +334,7 @@ class LearnerMachine:
         self.say(self.proof)
         self.install = None
 
-    def _start_over(self, reason: str) -> None:
+    def start_over(self, reason: str) -> None:
         """Become a new incarnation in place: what this one holds is worth nothing."""
         self.note("start_over", reason=reason)
         self.exchange.abandon()
@@ -325,7 +358,7 @@ class LearnerMachine:
     def _fetch_failed(self, event: ev.FetchFailed) -> None:
         if self.phase == "installing":
             if event.gone:
-                self._start_over("the version to install is gone")
+                self.start_over("the version to install is gone")
             else:
                 at_s = self.now + self.policy.heartbeat_s
                 self.emit(act.SetTimer(name=f"install.{event.fragment}", at_s=at_s))
@@ -334,7 +367,7 @@ class LearnerMachine:
 
     def _uploaded(self, event: ev.Uploaded) -> None:
         kind = event.object.partition(".")[0]
-        if kind == "contribution":
+        if kind in ("contribution", "offer"):
             self.exchange.uploaded(event.object)
         elif kind == "seed" and self.phase == "seeding":
             self._seed_uploaded(event.object)
@@ -352,7 +385,9 @@ class LearnerMachine:
 
     def _upload_failed(self, event: ev.UploadFailed) -> None:
         kind = event.object.partition(".")[0]
-        if kind == "contribution":
+        if kind == "offer":
+            self.peer.upload_failed(event.object, event.reason, event.refusal)
+        elif kind == "contribution":
             self.exchange.upload_failed(event.object, event.reason)
         elif kind == "seed":
             self._end(f"could not upload the first parameters: {event.reason}", ok=False)
@@ -368,6 +403,8 @@ class LearnerMachine:
         self.sequence += 1
         self.step = report.step
         message = boundary(self.sequence, report)
+        if report.mixed is not None:
+            message = msgspec.structs.replace(message, mixed=self.peer.round_mixed(report.mixed))
         self.unacked.append(message)
         self.say(message)
         self.exchange.boundary(report)
@@ -408,7 +445,7 @@ class LearnerMachine:
 
     def _stop(self, message: msg.Stop) -> None:
         if message.reason == "reset":
-            self._start_over("the syncer asked for it")
+            self.start_over("the syncer asked for it")
             return
         self._end(message.reason, ok=message.reason in ("finished", "suspended"))
 

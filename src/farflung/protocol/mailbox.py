@@ -46,6 +46,21 @@ class Snapshot(Command, frozen=True):
     final: bool = False  # hand-in: taken even if an adoption left nothing to send
 
 
+class Mix(Command, frozen=True):
+    """Gossip: end this round at boundary `at_step`, mixed with what lies in these downlink slots."""
+
+    round: int
+    parts: list[tuple[int, float]]  # (slot, alpha M_ij), in sorted order of the partners
+    at_step: int = 0
+
+
+class Show(Command, frozen=True):
+    """Gossip: write the parameters, not the offered vector, for a consensus average."""
+
+    round: int  # the hub's
+    final: bool = False  # live, with the work of the round under way; else as the round began
+
+
 class Settle(Command, frozen=True):
     """The fate of a contribution is known: commit or roll back what sending changed."""
 
@@ -81,7 +96,7 @@ class End(Command, frozen=True):
 
 
 AnyCommand = (
-    Begin | Seed | Load | Adopt | Snapshot | Settle | RunUntil | Donate | Advance | Save | End
+    Begin | Seed | Load | Adopt | Snapshot | Mix | Show | Settle | RunUntil | Donate | Advance | Save | End
 )  # fmt: skip
 
 
@@ -98,6 +113,17 @@ class Taken(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     tokens: int
     num_bytes: int
+    finite: bool = True  # gossip; a hub looks for itself
+
+
+class Mixed(msgspec.Struct, frozen=True, kw_only=True):
+    """Gossip: a round ended here. `distances` are ``||y_i - y_j||``, one a part; None: it was not finite."""
+
+    round: int
+    steps: int
+    tokens: int
+    distances: list[float | None]
+    correction: float  # ||c_i||
 
 
 class SeedTaken(Report, frozen=True):
@@ -116,6 +142,7 @@ class BoundaryPassed(Report, frozen=True):
     adopted: list[tuple[int, int]] = []
     taken: list[Taken] = []
     skipped: list[int] = []  # fragments whose final snapshot had nothing to send
+    mixed: Mixed | None = None
 
 
 class Ready(Report, frozen=True):
@@ -153,6 +180,16 @@ class Donated(Report, frozen=True):
     step: int
 
 
+class Shown(Report, frozen=True):
+    """Parameters lie in uplink slot 1."""
+
+    round: int
+    final: bool
+    steps: int
+    tokens: int
+    num_bytes: int
+
+
 class SaveDone(Report, frozen=True):
     step: int
 
@@ -163,4 +200,4 @@ class Ended(Report, frozen=True):
     reason: str
 
 
-AnyReport = Ready | SeedTaken | BoundaryPassed | Loaded | Donated | SaveDone | Ended
+AnyReport = Ready | SeedTaken | BoundaryPassed | Loaded | Donated | Shown | SaveDone | Ended

@@ -36,6 +36,8 @@ class Member:
     merged: int = 0  # contributions merged, this incarnation
     non_finite: list[int] = field(default_factory=list)  # refusals in a row: one broken fragment is enough
     rejoining: bool = False  # until its first merged contribution
+    address: str | None = None  # gossip: where partners dial it
+    mbps: float | None = None  # gossip: of its link, declared or seen
     offer: str | None = None  # transfer of donor state on its way to this member
     expected: "Expected | None" = None
 

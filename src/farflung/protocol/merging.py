@@ -39,6 +39,9 @@ class Merging:
             self.kept[fragment] = [0]
             self.digests[fragment, 0] = digest
 
+    def joined(self, member: Member) -> None:
+        """A proven learner begins to train."""
+
     def validate(self) -> None:
         for fragment, kept in enumerate(self.kept):
             assert kept == sorted(set(kept)), f"fragment {fragment}: versions {kept} are not growing"

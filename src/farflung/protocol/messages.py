@@ -17,6 +17,32 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, tag_field="ty
     pass
 
 
+class Peer(msgspec.Struct, frozen=True, kw_only=True):
+    """Gossip: a member of an epoch."""
+
+    name: str
+    address: str | None  # where it may be dialled; None: through the hub
+    mbps: float | None = None  # of its link, as far as known
+
+
+class Meeting(msgspec.Struct, frozen=True, kw_only=True):
+    """Gossip: one partner of one round, as one side saw it."""
+
+    partner: str
+    missed: str = ""  # why it was not mixed in; empty: it was
+    distance: float = 0.0  # ||y_i - y_j||
+
+
+class RoundMixed(msgspec.Struct, frozen=True, kw_only=True):
+    """Gossip: a learner's round ended, with this."""
+
+    epoch: int
+    round: int
+    meetings: list[Meeting]
+    correction: float  # ||c_i||
+    mbps: float | None = None  # what its link was seen to carry
+
+
 # ---- learner to syncer ---------------------------------------------------------------------------------
 
 
@@ -32,6 +58,8 @@ class Join(Message, frozen=True):
     incarnation: int | None = None
     held: list[int] = []  # versions held, one a fragment, when reattaching
     sequence: int = 0  # of the last boundary report
+    address: str | None = None  # gossip: where partners may dial it
+    mbps: float | None = None  # gossip: of its link, where declared
 
 
 class Boundary(Message, frozen=True):
@@ -48,6 +76,7 @@ class Boundary(Message, frozen=True):
     cursor: int = 0
     adopted: list[tuple[int, int]] = []  # (fragment, version)
     snapshots: list[tuple[int, int]] = []  # (fragment, round)
+    mixed: RoundMixed | None = None
 
 
 class Contribute(Message, frozen=True):
@@ -161,6 +190,31 @@ class Reattached(Message, frozen=True):
     syncer_step: int
 
 
+class Epoch(Message, frozen=True):
+    """Gossip: who may meet whom, from each learner's next round on; that round is at least `round`."""
+
+    number: int
+    round: int
+    seed: int  # of the matchings
+    members: list[Peer]  # sorted by name
+
+
+class Relay(Message, frozen=True):
+    """Gossip: an object for `partner` lies at the hub (up); fetch it there (down, `partner` is its sender)."""
+
+    partner: str
+    object: str
+    num_bytes: int
+
+
+class Relayed(Message, frozen=True):
+    """Gossip: the object was fetched (`refusal` empty), or is not wanted; to the hub, and on to its sender."""
+
+    partner: str
+    object: str
+    refusal: str = ""
+
+
 class Invite(Message, frozen=True):
     """Pull: send your work on this fragment."""
 
@@ -212,9 +266,9 @@ class Stop(Message, frozen=True):
 
 LearnerMessage = (
     Join | Boundary | Contribute | Seeded | Heartbeat | StateReady | StateFailed
-    | Installed | HandedIn | Saved | TrainerLost | Leave
+    | Installed | HandedIn | Saved | TrainerLost | Leave | Relay | Relayed
 )  # fmt: skip
 SyncerMessage = (
     Refused | Welcome | SeedRequest | Install | Reattached | Invite | Announce | FateOf
-    | Progress | Donate | Finish | Suspend | Stop
+    | Progress | Donate | Finish | Suspend | Stop | Epoch | Relay | Relayed
 )  # fmt: skip

@@ -13,5 +13,22 @@ def seed(learner: str, incarnation: int, index: int) -> str:
     return f"seed.{learner}.{incarnation}.{index}"
 
 
+def offer(epoch: int, round: int, sender: str, receiver: str) -> str:
+    """Gossip: a vector on its way to a partner. Names hold no dot."""
+    return f"offer.{epoch}.{round}.{sender}.{receiver}"
+
+
+def parse_offer(name: str) -> tuple[int, int, str, str] | None:
+    """(epoch, round, sender, receiver) of `offer`, or None.
+
+    >>> parse_offer(offer(2, 31, "a", "b"))
+    (2, 31, 'a', 'b')
+    """
+    kind, *fields = name.split(".")
+    if kind != "offer" or len(fields) != 4 or not (fields[0].isdecimal() and fields[1].isdecimal()):
+        return None
+    return int(fields[0]), int(fields[1]), fields[2], fields[3]
+
+
 def state(transfer: str) -> str:
     return f"state.{transfer}"

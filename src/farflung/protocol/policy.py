@@ -41,8 +41,18 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     final: FinalMerge = "average"
     lease_s: float = 10.0
 
+    # topology "gossip" only
+    matching: str = "random"  # who meets whom in a round: a name in farflung.core.mixing
+    mixing: float = 1.0  # alpha, the gossip step; 1 on a pair is exact averaging
+    momentum_on: Literal["local", "mixed"] = "local"  # GASLoC V1, V2
+    local_steps: dict[str, int] = {}  # learner: its own H, where it differs from sync_every_steps
+    exchange_s: float | None = None  # how long a partner is waited for; None follows from measured times
+    gathers: int = 10  # times in a run that the consensus average is measured, beside the last
+
     def __post_init__(self) -> None:
-        schedule.check(self.sync_every_steps, self.num_fragments, self.overlap_steps)
+        gossip = self.topology == "gossip"  # may overlap a whole round
+        tau = max(0, self.overlap_steps - 1) if gossip and self.overlap_steps > 0 else self.overlap_steps
+        schedule.check(self.sync_every_steps, self.num_fragments, tau)
         _require(self.quorum == "all" or self.quorum >= 1, "quorum", self.quorum, "at least 1, or 'all'")
         _require(0 <= self.grace_gamma < 1, "grace_gamma", self.grace_gamma, "in [0, 1)")
         _require(0 <= self.mix_alpha < 1, "mix_alpha", self.mix_alpha, "in [0, 1)")
@@ -53,6 +63,21 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise ValueError(f"mix_alpha = {self.mix_alpha} has no effect with adoption = {self.adoption!r}")
         if self.pace == "lockstep" and lead is not None:
             raise ValueError("max_lead_steps has no effect with pace = 'lockstep'")
+        if gossip:
+            self._check_gossip()
+        for field in () if gossip else GOSSIP_FIELDS:
+            if getattr(self, field) != _DEFAULTS[field]:
+                raise ValueError(f"{field} has no effect with topology = 'hub'")
+
+    def _check_gossip(self) -> None:
+        _require(self.num_fragments == 1, "num_fragments", self.num_fragments, "1 with topology = 'gossip'")
+        _require(0 <= self.mixing < inf, "mixing", self.mixing, "at least 0")
+        _require(self.gathers >= 0, "gathers", self.gathers, "at least 0")
+        wait_s = self.exchange_s
+        _require(wait_s is None or 0 < wait_s < inf, "exchange_s", wait_s, "above 0, in seconds, or absent")
+        for learner, steps in self.local_steps.items():
+            least = max(1, self.overlap_steps)
+            _require(steps >= least, f"local_steps.{learner}", steps, f"at least {least}")
 
     @property
     def carries_tokens(self) -> bool:
@@ -61,7 +86,14 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     def digest(self) -> str:
         """Eight hex digits that all members of a run must agree on."""
-        return hashlib.sha256(msgspec.json.encode(self, order="sorted")).hexdigest()[:8]
+        fields = msgspec.to_builtins(self)
+        for field in () if self.topology == "gossip" else GOSSIP_FIELDS:
+            del fields[field]
+        return hashlib.sha256(msgspec.json.encode(fields, order="sorted")).hexdigest()[:8]
+
+    def steps_of(self, learner: str) -> int:
+        """Inner steps of a learner's round, H_i."""
+        return self.local_steps.get(learner, self.sync_every_steps)
 
     @property
     def heartbeat_s(self) -> float:
@@ -71,6 +103,10 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def versions_kept(self) -> int:
         """Versions of a fragment that the syncer keeps as possible bases."""
         return self.overlap_steps + 2
+
+
+GOSSIP_FIELDS = ("matching", "mixing", "momentum_on", "local_steps", "exchange_s", "gathers")
+_DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(Policy)} | {"local_steps": {}}
 
 
 def _require(ok: bool, field: str, value: object, wanted: str) -> None:

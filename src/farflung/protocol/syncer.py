@@ -14,6 +14,7 @@ from farflung.protocol import messages as msg
 from farflung.protocol.actions import SyncerAction
 from farflung.protocol.admission import Admission
 from farflung.protocol.ending import Ending
+from farflung.protocol.gathering import Gathering
 from farflung.protocol.ledger import Ledger
 from farflung.protocol.membership import Member, Membership
 from farflung.protocol.merging import Merging
@@ -61,7 +62,7 @@ class SyncerMachine:
         self.ledger = Ledger(policy.num_fragments, policy.carries_tokens)
         self.refused: dict[str, int] = {}
         self.restored: dict[str, Any] | None = None  # the snapshot it began from, for the tape
-        self.merging = Merging(self)
+        self.merging = Gathering(self) if policy.topology == "gossip" else Merging(self)
         self.admission = Admission(self)
         self.ending = Ending(self)
         self._out: list[SyncerAction] = []
@@ -87,6 +88,8 @@ class SyncerMachine:
             msg.Saved: self.ending.saved,
             msg.TrainerLost: lambda member, event: self._gone(member, event, "lost"),
             msg.Leave: lambda member, event: self._gone(member, event, "left"),
+            msg.Relay: self._relay,
+            msg.Relayed: self._relay,
         }
 
     def header(self) -> dict[str, Any]:
@@ -205,6 +208,15 @@ class SyncerMachine:
             return
         self._messages[type(event.message)](member, event)
 
+    def _relay(self, member: Member, event: ev.MessageArrived) -> None:
+        message, gathering = event.message, self.merging
+        if not isinstance(gathering, Gathering):
+            self.refuse(member.name, "malformed", "a relay in a run without partners")
+        elif isinstance(message, msg.Relay):
+            gathering.relay(member, message)
+        elif isinstance(message, msg.Relayed):
+            gathering.relayed(member, message)
+
     def _boundary(self, member: Member, event: ev.MessageArrived) -> None:
         boundary = event.message
         assert isinstance(boundary, msg.Boundary)
@@ -216,6 +228,8 @@ class SyncerMachine:
             self.merging.adopted(member, fragment, version)
         for fragment, number in boundary.snapshots:
             self.merging.snapshotted(member, fragment, number)
+        if boundary.mixed is not None and isinstance(self.merging, Gathering):
+            self.merging.mixed(member, boundary.mixed)
         if self.phase == "training" and self.ledger.tokens_trained >= self.budget_tokens:
             self.ending.finish()
         elif self.phase == "training":

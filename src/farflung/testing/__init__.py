@@ -1,7 +1,8 @@
 """Public helpers for tests of methods, machines and drivers.
 
 `World` runs the whole protocol with real tensors under virtual time; `walk` sends one through random faults;
-`MemoryTape` tells what happened, and `replay` proves that a tape determines a machine.
+`MemoryTape` tells what happened, and `replay` proves that a tape determines a machine. `check_method` holds a
+method of your own to the contract of all methods. None of it needs a test framework.
 
 >>> from farflung.methods import diloco
 >>> world = World(diloco(sync_every_steps=4), step_s=[0.1, 0.1], budget_tokens=160).run()
@@ -11,6 +12,7 @@
 
 from farflung.lab.island import VirtualIsland
 from farflung.lab.virtual_time import Timers, VirtualTime
+from farflung.testing.method_checks import check_method
 from farflung.testing.quadratic import QuadraticInner, quadratic_model
 from farflung.testing.tapes import Divergence, MemoryTape, replay
 from farflung.testing.walk import walk
@@ -18,5 +20,5 @@ from farflung.testing.world import World
 
 __all__ = [
     "Divergence", "MemoryTape", "QuadraticInner", "Timers", "VirtualIsland", "VirtualTime", "World",
-    "quadratic_model", "replay", "walk",
+    "check_method", "quadratic_model", "replay", "walk",
 ]  # fmt: skip

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from farflung.protocol import actions as act
 from farflung.protocol import messages as msg
+from farflung.protocol.exchange import Exchange
 from farflung.testing.stubs import Broken, Payload
 
 if TYPE_CHECKING:
@@ -174,6 +175,7 @@ class Checks:
         if machine.phase != "training":
             return
         exchange = machine.exchange
+        assert isinstance(exchange, Exchange)
         limit = exchange.limit
         if exchange.last is None and limit.step is not None and machine.step >= limit.step:
             if "wait" not in process.timers:

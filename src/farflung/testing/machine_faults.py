@@ -83,7 +83,9 @@ def repeat(world: MachineWorld, which: float, how: float, late: float) -> None:
     message, link = process.last_contribute, process.link
     if message is None or link is None or not link.open_up or not process.machine.attached:
         return
-    out = process.machine.exchange.lines[message.fragment].outgoing
+    exchange = process.machine.exchange
+    assert isinstance(exchange, Exchange)
+    out = exchange.lines[message.fragment].outgoing
     payload = process.trainer.uplink[message.fragment]
     if out is None or out.message is not message or payload is None or not payload.finite:
         return

@@ -156,7 +156,13 @@ def machine_of(header: Record) -> SyncerMachine | LearnerMachine:
         raise UserError(f"{header.node}: {data.get('machine')} has no machine to replay")
     policy = msgspec.convert(data["policy"], Policy)
     if data["machine"] == "learner":
-        return LearnerMachine(policy, learner=data["learner"], run=data["run"])
+        return LearnerMachine(
+            policy,
+            learner=data["learner"],
+            run=data["run"],
+            address=data.get("address"),
+            mbps=data.get("mbps"),
+        )
     machine = SyncerMachine(
         policy, run=data["run"], num_learners=data["num_learners"], budget_tokens=data["budget_tokens"]
     )
@@ -173,12 +179,13 @@ def replay(records: Iterable[Record], machine: SyncerMachine | LearnerMachine) -
         records: of one machine and incarnation, in order; headers are skipped.
         machine: made from the same policy and header as the one that wrote the tape.
     """
+    kind = SyncerAction if isinstance(machine, SyncerMachine) else LearnerAction
     groups: list[tuple[Record, list[str]]] = []
     for record in records:
         if record.kind == "event":
             groups.append((record, []))
         elif record.kind == "action":
-            groups[-1][1].append(_text(record.data))
+            groups[-1][1].append(_text(_as_today(record.data, kind)))
     for record, taped in groups:
         try:
             replayed = [_text(msgspec.to_builtins(action)) for action in _handle(machine, record)]
@@ -197,6 +204,14 @@ def _handle(
         return machine.handle(event, record.t)
     heard: LearnerEvent = msgspec.convert(record.data, LearnerEvent)
     return machine.handle(heard, record.t)
+
+
+def _as_today(data: dict[str, Any], kind: Any) -> Any:
+    """A taped action with the fields that have come since, at their defaults."""
+    try:
+        return msgspec.to_builtins(msgspec.convert(data, kind))
+    except msgspec.ValidationError:  # not-a-number, which a tape holds as null; or a damaged tape
+        return data
 
 
 def _text(data: Any) -> str:

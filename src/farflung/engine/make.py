@@ -1,0 +1,31 @@
+"""The island that a method wants, and the slots that it needs."""
+
+from collections.abc import Callable
+
+from torch import nn
+
+from farflung.core.fragments import FragmentPlan
+from farflung.engine.island import Island, Slots
+from farflung.engine.layout import payload_layout, value_layout
+from farflung.engine.peer_island import PeerInner, PeerIsland
+from farflung.engine.trainer import Inner
+from farflung.methods import Method
+
+
+def make_island(
+    model: nn.Module, plan: FragmentPlan, method: Method, uplink: Slots, downlink: Slots, inner: Inner
+) -> tuple[Island, Inner]:
+    """An island, and the inner state that it donates."""
+    if method.policy.topology == "gossip":
+        peer = PeerIsland(model, plan, method, uplink, downlink)
+        return peer, PeerInner(inner, peer)
+    return Island(model, plan, method, uplink, downlink), inner
+
+
+def slot_sizes(plan: FragmentPlan, method: Method) -> tuple[Callable[[int], int], Callable[[int], int]]:
+    """Bytes of each uplink and of each downlink slot. With a hub there is one of each a fragment."""
+    values = [value_layout(f).size_bytes for f in plan.fragments]
+    payloads = [payload_layout(f, method.codec, method.num_vectors).size_bytes for f in plan.fragments]
+    if method.policy.topology == "gossip":
+        return lambda p: values[0] if p else payloads[0], lambda p: payloads[0] if p else values[0]
+    return payloads.__getitem__, values.__getitem__

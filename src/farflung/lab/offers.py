@@ -1,0 +1,102 @@
+"""Vectors that go straight from one virtual island to another, or through the hub."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from farflung.protocol import actions as act
+from farflung.protocol import events as ev
+from farflung.protocol.peer import LATE
+
+if TYPE_CHECKING:
+    from farflung.lab.island import VirtualIsland
+
+
+class Offers:
+    """What an island's sidecar does with its own and its partners' vectors.
+
+    Args:
+        island: whose.
+    """
+
+    def __init__(self, island: VirtualIsland) -> None:
+        self._island = island
+        self.admitted: act.Admit  # the answer to the last knock
+
+    # ---- sending -------------------------------------------------------------------------------------
+
+    def offer(self, action: act.Offer) -> None:
+        """Knock; if the partner wants it, send. Refusals come back after the way there and back."""
+        island, run = self._island, self._island.run
+        partner = run.island(action.partner)
+        latency_s = max(run.control_s(island), run.control_s(partner))
+        data = island.trainer.read(0, seed=False)
+
+        def knock() -> None:
+            if action.object in island.cancelled:
+                return
+            if not self._reaches(partner):
+                self._fail(action.object, "unreachable", "", latency_s)
+                return
+            partner.when_awake(answer)
+
+        def answer() -> None:
+            refusal = partner.offers.knock(action.object)
+            if refusal:
+                self._fail(action.object, refusal, refusal, latency_s)
+                return
+            island.later(run.pair_bulk_s(island, partner, len(data)), lambda: partner.when_awake(arrive))
+
+        def arrive() -> None:
+            if action.object in island.cancelled:
+                return
+            if not self._reaches(partner):
+                self._fail(action.object, "unreachable", "", latency_s)
+                return
+            if island.trouble.spoils("up"):  # its checksum is wrong: once more
+                island.later(run.pair_bulk_s(island, partner, len(data)), lambda: partner.when_awake(arrive))
+                return
+            run.count("up", len(data))
+            run.count("down", len(data))
+            if partner.offers.take(action.object, data):
+                island.later(latency_s, lambda: island.feed(ev.Uploaded(object=action.object)))
+            else:
+                self._fail(action.object, LATE, LATE, latency_s)
+
+        island.later(latency_s, knock)
+
+    def _reaches(self, partner: VirtualIsland) -> bool:
+        now = self._island.run.now
+        return partner.alive and not self._island.trouble.dead(now) and not partner.trouble.dead(now)
+
+    def _fail(self, object_name: str, reason: str, refusal: str, after_s: float) -> None:
+        island = self._island
+        event = ev.UploadFailed(object=object_name, reason=reason, refusal=refusal)
+        island.later(after_s, lambda: None if object_name in island.cancelled else island.feed(event))
+
+    # ---- receiving -----------------------------------------------------------------------------------
+
+    def knock(self, object_name: str) -> str:
+        """Ask whether a vector is wanted; the name of its refusal, or nothing."""
+        self.admitted = act.Admit(object=object_name, slot=None, refusal="unreachable")
+        self._island.feed(ev.Knocked(object=object_name))
+        return self.admitted.refusal
+
+    def take(self, object_name: str, data: bytes) -> bool:
+        """Put a vector into its slot; False if it is not wanted any more."""
+        island = self._island
+        place = island.machine.peer.awaited.get(object_name) if island.alive else None
+        if place is None:
+            return False
+        island.trainer.write(place, memoryview(data))
+        island.feed(ev.Arrived(object=object_name, num_bytes=len(data)))
+        return True
+
+    def fetch(self, action: act.FetchRelay) -> None:
+        """Fetch what a partner left at the hub."""
+        island = self._island
+        data = island.run.objects.get(action.object)
+        if data is None or not island.run.reachable(island):
+            island.feed(ev.RelayFailed(object=action.object, reason="gone"))
+        elif self.take(action.object, data):
+            island.run.count("down", len(data))
