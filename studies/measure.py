@@ -71,6 +71,8 @@ def measure(raw_recipe: dict[str, Any]) -> Figures:
         "goodput": numbers.goodput,
         "uptime": numbers.uptime,
         "tokens": ledger["tokens_trained"],
+        "curve": [(round(e["t"], 3), e["tokens"], round(e["loss"], 5)) for e in lab.evals],
+        **_gossip_figures(lab, seen.records),
         "merged_share": fates["merged"] / trained,
         "discarded": {reason: lost / trained for reason, lost in fates["discarded"].items()},
         "mean_merge_breadth": numbers.mean_merge_breadth,
@@ -81,4 +83,30 @@ def measure(raw_recipe: dict[str, Any]) -> Figures:
         "virtual_s": numbers.duration_s,
         "steps_of": numbers.steps_of,
         "digest": results["digest"],
+    }
+
+
+def _gossip_figures(lab: Lab, records: Sequence[Record]) -> Figures:
+    """Of a gossip run: how far its learners ended apart, and the loss of their own parameters."""
+    if lab.config.policy.topology != "gossip":
+        return {}
+    notes = [r.data["data"] for r in records if r.type == "Note" and r.data["kind"] == "consensus"]
+    meetings = [
+        meeting
+        for r in records
+        if r.type == "MessageArrived" and (mixed := r.data["message"].get("mixed")) is not None
+        for meeting in mixed["meetings"]
+    ]
+    losses = [*lab.evals[-1].get("workers", {}).values()]
+    workers = {}
+    if losses:
+        workers = {
+            "workers_loss": sum(losses) / len(losses),
+            "workers_loss_range": [min(losses), max(losses)],
+        }
+    return {
+        **workers,
+        "consensus_distance": notes[-1]["distance"],
+        "meetings": len(meetings),
+        "missed": sum(bool(meeting["missed"]) for meeting in meetings),
     }

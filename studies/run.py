@@ -6,7 +6,15 @@ from importlib import import_module
 
 from studies.harness import RESULTS, WORKERS, Study, in_processes, load, missing, report, run
 
-NAMES = ["heterogeneous", "compression", "merge", "overlap"]
+NAMES = [
+    "heterogeneous",
+    "compression",
+    "merge",
+    "overlap",
+    "gossip_one_step",
+    "gossip_local_steps",
+    "gossip_bandwidth",
+]
 
 
 def study_of(name: str) -> Study:

@@ -15,7 +15,7 @@ FLOORS = [
     {"methods"},
     {"engine", "train", "ipc", "recipe", "recorder"},
     {"config"},
-    {"runtime", "lab", "report"},
+    {"runtime", "lab", "report", "simulate"},
     {"testing"},
     {
         "cli",

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from farflung import __version__
 from farflung.errors import UserError
+from farflung.simulate.verbs import simulate
 
 app = typer.Typer(
     help="Train one model on far-flung, unreliable machines.",
@@ -318,6 +319,8 @@ def serve(
         line = shlex.join(["farflung", "join", *options, "--connect", url, "--name", "learner-0"])
         print(f"serving run {config.run} at {url}; start each learner, under a name of its own, with\n")
         print(f"  FARFLUNG_TOKEN={token} {line}\n")
+        if config.policy.topology == "gossip":
+            print("with --listen HOST:PORT where partners can dial it; else its vectors pass through here;\n")
         print("or in a loop of your own with farflung.Learner(..., connect=...)", flush=True)
 
     outcome = asyncio.run(serve_run(config, run_dir, token, ready=ready))
@@ -340,15 +343,27 @@ def join(
     ca: Annotated[Path | None, typer.Option(help="Trust this TLS authority.")] = None,
     cert: Annotated[Path | None, typer.Option(help="Certificate to show, for mutual TLS.")] = None,
     key: Annotated[Path | None, typer.Option(help="Its key.")] = None,
+    listen: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Gossip: where partners may dial, with TLS if --cert is given; port 0 takes a free one. 'off': "
+            "nowhere, all goes through the syncer. Default: on loopback if the syncer is there, else off.",
+        ),
+    ] = None,
+    advertise: Annotated[
+        str | None,
+        typer.Option(metavar="HOST[:PORT]", help="Gossip: what partners dial, where it is not --listen."),
+    ] = None,
     wait: Annotated[
         float, typer.Option(metavar="SECONDS", help="Give up when nobody answers for so long at the start.")
     ] = 30.0,
 ) -> None:
     """Join a served run as a learner. `serve` prints the whole line.
 
-    Recipe and --set must be those of the syncer; FARFLUNG_TOKEN holds the join token. A learner only dials out; a
-    syncer that goes away later is waited for. Started again under its old name it goes on with its own part of
-    the data. Ctrl-C leaves the run.
+    Recipe and --set must be those of the syncer; FARFLUNG_TOKEN holds the join token. A learner only dials out
+    (a gossip learner may listen for its partners too); a syncer that goes away later is waited for. Started again
+    under its old name it goes on with its own part of the data. Ctrl-C leaves the run.
     """
     from farflung.config import resolve
     from farflung.recipe import load_recipe
@@ -361,12 +376,18 @@ def join(
         k: str(v) for k, v in {"ca": ca, "cert": cert, "key": key}.items() if v is not None
     }
     try:
-        reason = train(config, connect=connect, name=name, connect_within_s=wait, **tls)
+        reason = train(
+            config, connect=connect, name=name, connect_within_s=wait, listen=listen, advertise=advertise,
+            insecure=config.recipe.serve.insecure, **tls,
+        )  # fmt: skip
     except RunEnded as error:
         reason = str(error)
     if reason not in ORDERLY:
         raise UserError(reason)
     print(reason)
+
+
+app.command()(simulate)
 
 
 @app.command()

@@ -11,7 +11,7 @@ import msgspec
 
 from farflung.core.fragments import make_plan
 from farflung.core.vectors import describe
-from farflung.errors import UserError
+from farflung.errors import UserError, did_you_mean
 from farflung.methods import METHODS, Method, from_policy, make_method
 from farflung.protocol.policy import Policy
 from farflung.recipe import Recipe
@@ -75,9 +75,7 @@ def resolve(recipe: Recipe, run: str, *, trains: bool = True) -> RunConfig:
         method = make_method(recipe.method, **recipe.policy)
     except (ValueError, TypeError) as error:
         raise UserError(f"policy: {error}" if recipe.method in METHODS else str(error)) from None
-    problem = method.unstable(recipe.num_learners)
-    if problem is not None:
-        raise UserError(f"policy: {problem}")
+    _check_gossip(method, recipe)
     quorum = method.policy.quorum
     if quorum != "all" and quorum > recipe.num_learners:
         raise UserError(
@@ -91,6 +89,21 @@ def resolve(recipe: Recipe, run: str, *, trains: bool = True) -> RunConfig:
     return RunConfig(
         run=run, recipe=recipe, policy=method.policy, budget_tokens=budget, started_s=time.monotonic()
     )
+
+
+def _check_gossip(method: Method, recipe: Recipe) -> None:
+    """Find settings under which learners would drift apart for ever, and names of nobody."""
+    try:
+        problem = method.unstable(recipe.num_learners)
+    except ValueError as error:  # a matching that so many learners cannot keep to
+        problem = str(error)
+    if problem is not None:
+        raise UserError(f"policy: {problem}")
+    for name in method.policy.local_steps:
+        if name not in recipe.learners():
+            raise UserError(
+                f"policy.local_steps.{name}: no such learner{did_you_mean(name, recipe.learners())}"
+            )
 
 
 def budget_of(recipe: Recipe, task: Task) -> int:

@@ -13,9 +13,11 @@ from typer.testing import CliRunner
 
 from farflung.bench import machines, suite
 from farflung.bench.child import child
+from farflung.bench.codecs import MEASURED, _dct_by_fft
 from farflung.bench.measure import FULL, QUICK, Measurement, interleave, speed_of
 from farflung.cli import app
 from farflung.core.codecs import CODECS
+from farflung.core.codecs.dct import dct
 from farflung.errors import UserError
 from farflung.methods import decoupled
 
@@ -36,10 +38,16 @@ def test_quick_json_holds_one_finite_positive_ratio_for_every_measurement():
 
 
 def test_there_is_a_measurement_for_everything_that_was_asked_for():
-    codecs = {f"codec_{name}_{way}" for name in CODECS for way in ("encode", "decode")}
+    assert {*CODECS, "top64-2bit-12bit", "dct-top32-int8-12bit"} <= set(MEASURED)
+    codecs = {f"codec_{name}_{way}" for name in MEASURED for way in ("encode", "decode")}
     others = {"learner_throughput", "merge_avg", "merge_rda", "transport_put", "transport_get"}
-    others |= {"lab_overhead", "machine_events"}
+    others |= {"lab_overhead", "lab_crowd", "machine_events", "dct"}
     assert set(suite.REGISTRY) == codecs | others
+
+
+def test_the_peer_of_the_dct_makes_the_same_transform():
+    x = torch.randn(3, 64, 64, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(_dct_by_fft(x), dct(x), rtol=0, atol=1e-5)
 
 
 def test_an_unknown_name_is_refused_with_the_closest_one_before_anything_runs():

@@ -1,5 +1,6 @@
 from pathlib import Path
 
+import fake_gossip
 import fake_run
 import pytest
 
@@ -24,3 +25,13 @@ def decoupled(decoupled_dir: Path) -> Folder:
 @pytest.fixture(scope="session")
 def diloco(diloco_dir: Path) -> Folder:
     return read_folder(diloco_dir)
+
+
+@pytest.fixture(scope="session")
+def gossip_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return fake_gossip.folder(tmp_path_factory.mktemp("runs") / "g")
+
+
+@pytest.fixture(scope="session")
+def gossip(gossip_dir: Path) -> Folder:
+    return read_folder(gossip_dir)

@@ -8,6 +8,7 @@ import msgspec
 from farflung.protocol import actions, events, messages
 from farflung.report.folder import Folder
 from farflung.report.history import History, fragment_bytes, read_history
+from farflung.report.spans import union
 from farflung.tape import Record
 
 
@@ -67,6 +68,13 @@ def test_a_wait_is_not_a_step() -> None:
     history = tape_of((0.0, joined()), (1.0, boundary(1)), (4.0, boundary(2, step_s=0.0, wait_s=3.0)))
     assert len(history.steps["a"]) == 1
     assert history.waits["a"] == [(1.0, 4.0)]
+
+
+def test_a_wait_that_is_reported_while_it_lasts_and_after_the_next_step_counts_once() -> None:
+    idle, after = boundary(2, step_s=0.0, wait_s=2.8), boundary(3, wait_s=3.0)
+    history = tape_of((0.0, joined()), (1.0, boundary(1)), (3.9, idle), (5.0, after))
+    assert [(s.start_s, s.end_s) for s in history.steps["a"]] == [(0.0, 1.0), (4.0, 5.0)]
+    assert union(history.waits["a"]) == [(1.0, 4.0)]
 
 
 def test_reports_on_a_connection_that_was_hung_up_do_not_count() -> None:

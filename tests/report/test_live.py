@@ -66,6 +66,26 @@ def test_a_missing_key_never_breaks_the_view(missing: str | None) -> None:
     assert plain_line(status)
 
 
+GOSSIP = {"epoch": 3, "members": 6, "meetings": 110, "missed": {"late": 2, "deadline": 5}, "half_exchanges": 1,
+          "distance": 1.0561}  # fmt: skip
+
+
+def test_a_gossip_run_has_one_line_of_its_own() -> None:
+    line = "epoch 3 (6 members), consensus distance 1.06, 110 meetings, 1 half exchange, 7 missed (deadline 5"
+    status = {**STATUS, "gossip": GOSSIP}
+    assert line in shown(screen(status))
+    assert line in plain_line(status)
+    assert "last averages" in shown(screen(status))
+    assert "epoch" not in shown(screen(STATUS))
+
+
+@pytest.mark.parametrize("missing", [*GOSSIP, None])
+def test_a_missing_key_of_gossip_never_breaks_the_view(missing: str | None) -> None:
+    gossip = {k: v for k, v in GOSSIP.items() if k != missing} if missing else {}
+    assert shown(screen({**STATUS, "gossip": gossip}))
+    assert plain_line({**STATUS, "gossip": {**gossip, "distance": None}})
+
+
 def test_elsewhere_than_in_a_terminal_lines_come_now_and_then_and_notes_once() -> None:
     out, now = io.StringIO(), [0.0]
     console = Console(file=out, force_terminal=False, width=60)

@@ -43,6 +43,22 @@ def test_a_summary_has_every_promised_key_and_is_json(decoupled_dir: Path) -> No
     json.dumps(summary, allow_nan=False)
 
 
+def test_the_summary_of_a_hub_run_has_no_key_and_no_figure_of_gossip(
+    decoupled_dir: Path, diloco_dir: Path
+) -> None:
+    keys = {"outcome", "steps_of", "ledger_at_s", "tokens_reported", "waits", "alarms", "narrow_merges"}
+    keys |= {"duration_s", "truncated_lines", *PROMISED}
+    names = ("steps", "merges", "mean_merge_breadth", "goodput", "uptime", "largest_merge_gap_s", "bytes_up")
+    expected = [
+        (421, 55, 208 / 55, 0.930910, 0.979724, 1.7697, 19_400_000),
+        (473, 15, 59 / 15, 0.801151, 0.818428, 13.1, 5_900_000),
+    ]
+    for run_dir, figures in zip((decoupled_dir, diloco_dir), expected, strict=True):
+        summary = summarise(run_dir)
+        assert set(summary) == keys
+        assert [summary[name] for name in names] == pytest.approx(figures, rel=1e-5)
+
+
 def test_what_the_driver_knows_wins_over_the_tape(decoupled_dir: Path) -> None:
     summary = summarise(
         decoupled_dir, {"bytes_up": 7, "kills": 3, "outcome": "suspended", "bytes_down": None}

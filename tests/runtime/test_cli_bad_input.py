@@ -124,13 +124,32 @@ def test_a_wrong_key_or_value_is_one_line(farflung, setting, message):
         ("policy.outer_lr=nan", "outer lr = nan must be a positive finite number"),
         ("policy.fragment_plan=balance", "fragment_plan = 'balance' is unknown (did you mean 'balanced'?)"),
         ("policy.adoption=none", "adoption: invalid enum value 'none' (known: mix, overwrite, rebase)"),
-        ("policy.topology=gossip", "topology = 'gossip' is unknown (known: hub)"),
+        ("policy={topology='gossip',num_fragments=1}", "topology = 'gossip' is unknown (known: hub)"),
         ("policy.lease_s=inf", "lease_s = inf: must be above 0, in seconds"),
         ("policy={fragment_plan='strided',num_fragments=9}", "num_fragments = 9: 'strided' can fill 1 to"),
     ],
 )
 def test_a_method_that_cannot_be_is_one_line(farflung, setting, message):
     assert message in one_line(farflung("run", "good.toml", "--set", setting))
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("matching=rings", "matching = 'rings' is unknown (did you mean 'ring'?)"),
+        ("matching=hypercube", "matching = 'hypercube' with 6 members: their number must be a power of two"),
+        ("mixing=1.5", "diverges in disagreement for 6 learners"),
+        ("momentum_on=both", "momentum_on: invalid enum value 'both' (known: local, mixed)"),
+        ("local_steps.learner-9=30", "local_steps.learner-9: no such learner (did you mean 'learner-5'?)"),
+        ("local_steps.learner-1=0", "local_steps.learner-1 = 0: must be at least 1"),
+        ("overlap_steps=25", "overlap_steps = 25: must be in 0..24, the steps of a round"),
+        ("num_fragments=2", "num_fragments = 2: must be 1 with topology = 'gossip'"),
+        ("throttle=true", "throttle has no effect with method = 'gasloc': there is no hub that merges"),
+    ],
+)
+def test_a_gossip_setting_that_cannot_be_is_one_line(farflung, setting, message):
+    args = ("--set", "method=gasloc", "--set", "num_learners=6", "--set", f"policy.{setting}")
+    assert message in one_line(farflung("run", "good.toml", *args))
 
 
 @pytest.mark.parametrize(
@@ -191,6 +210,21 @@ def test_an_occupied_port_is_one_line(farflung, verb):
 def test_a_learner_that_cannot_dial_is_told_before_it_tries(farflung, monkeypatch, args, token, message):
     monkeypatch.setenv("FARFLUNG_TOKEN", token)
     assert message in one_line(farflung("join", "good.toml", *args))
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "message"),
+    [
+        ("gasloc", ["--listen", "nowhere"], "listening on nowhere without TLS"),
+        ("gasloc", ["--listen", "127.0.0.1:x"], "listen = '127.0.0.1:x': write HOST:PORT"),
+        ("gasloc", ["--advertise", "example.org"], "has no effect without listen"),
+        ("decoupled", ["--listen", "127.0.0.1:0"], "no effect on decoupled: it has no partners"),
+    ],
+)
+def test_where_nobody_can_listen_is_told_at_once(farflung, monkeypatch, method, options, message):
+    monkeypatch.setenv("FARFLUNG_TOKEN", "t")
+    words = ["join", "good.toml", "--set", f"method={method}", "--connect", "http://127.0.0.1:1", *options]
+    assert message in one_line(farflung(*words))
 
 
 def test_a_learner_gives_up_when_nobody_answers(farflung, monkeypatch):

@@ -1,61 +1,13 @@
 """farflung.Learner against a real syncer: what a training loop of one's own sees."""
 
-import asyncio
-import threading
-import time
-
 import pytest
 import safetensors.torch
 import torch
+from syncer_helpers import TOKEN, Syncer
 from torch import nn
 
 import farflung as ff
 from farflung.errors import UserError
-from farflung.protocol.syncer import SyncerMachine
-from farflung.runtime import server
-from farflung.runtime.syncer import SyncerDriver
-
-TOKEN = "open-sesame"
-POLICY = {"num_fragments": 2, "sync_every_steps": 4, "overlap_steps": 1, "lease_s": 60.0}
-
-
-class Syncer:
-    """A syncer on a thread of its own, as if it were on another machine."""
-
-    url = "http://127.0.0.1:1"  # until it listens, which is never without `with`
-
-    def __init__(self, budget_tokens: int, **policy) -> None:
-        self.method = ff.methods.decoupled(**{**POLICY, **policy})
-        self._budget_tokens = budget_tokens
-        self._listening = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
-
-    async def _serve(self) -> None:
-        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        self.machine = SyncerMachine(
-            self.method.policy, run="run-1", num_learners=1, budget_tokens=self._budget_tokens
-        )
-        self.driver = SyncerDriver(self.method, self.machine, time.monotonic, None)
-        runner, port = await server.start(self.driver.application(TOKEN), "127.0.0.1")
-        self.url = f"http://127.0.0.1:{port}"
-        self._listening.set()
-        await self._stop.wait()
-        await runner.cleanup()
-        self.driver.close()
-
-    def __enter__(self) -> "Syncer":
-        self._thread.start()
-        self._listening.wait()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join()
-
-    def learner(self, model, optimizer=None, **options) -> ff.Learner:
-        optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1)
-        options = {"connect": self.url, "token": TOKEN, "name": "ada", **options}
-        return ff.Learner(model, optimizer, self.method, **options)
 
 
 def one_step(model: nn.Module, batch: torch.Tensor) -> float:
@@ -109,7 +61,7 @@ def test_closing_twice_is_quick_and_tells_the_syncer_once():
         learner.step(num_tokens=1)
         learner.close()
         learner.close()
-        assert learner._process.returncode == 0
+        assert learner._sidecar.process.returncode == 0
         assert syncer.machine.membership.members["ada"].state == "gone"
         assert [n["reason"] for n in syncer.driver.notes if n["kind"] == "left"] == ["the loop ended"]
 

@@ -10,9 +10,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -23,8 +25,34 @@ from farflung.lab.lab import Lab
 from farflung.recipe import make_recipe
 
 AIM = 1.1
-NUM_LEARNERS, NUM_WORKERS = 4, 2
-POLICY = {"num_fragments": 6, "sync_every_steps": 24}
+NUM_WORKERS = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What the lab is to do."""
+
+    method: str
+    policy: dict[str, Any]
+    scale: str
+    num_learners: int
+    steps: int  # of each learner
+
+
+def few(settings: Settings) -> Job:
+    """Four learners and a syncer."""
+    return Job(
+        method="decoupled", policy={"num_fragments": 6, "sync_every_steps": 24}, scale=settings.lab_scale,
+        num_learners=4, steps=settings.lab_steps,
+    )  # fmt: skip
+
+
+def crowd(settings: Settings) -> Job:
+    """Hundreds of gossip partners."""
+    return Job(
+        method="gasloc", policy={"sync_every_steps": 10, "gathers": 0}, scale="micro",
+        num_learners=settings.lab_crowd, steps=settings.lab_crowd_steps,
+    )  # fmt: skip
 
 
 class BareWorker:
@@ -55,19 +83,20 @@ class BareWorker:
             raise RuntimeError("lab_overhead: the process that trains alone has ended")
 
 
-def measure_lab(settings: Settings) -> Measurement:
+def measure_lab(settings: Settings, make_job: Callable[[Settings], Job] = few) -> Measurement:
     """Seconds a step in the lab against seconds a step of training alone."""
+    job = make_job(settings)
     with tempfile.TemporaryDirectory(prefix="farflung-bench-") as folder:
-        config = _config(settings, Path(folder))
-        with _bare_workers(Path(folder)) as workers:
+        config = _config(settings, job, Path(folder))
+        with _bare_workers(Path(folder), job.num_learners) as workers:
 
             def bare() -> float:
                 began_s = time.perf_counter()
                 for worker in workers:
-                    worker.begin(settings.lab_steps)
+                    worker.begin(job.steps)
                 for worker in workers:
                     worker.wait()
-                return (time.perf_counter() - began_s) / (NUM_LEARNERS * settings.lab_steps)
+                return (time.perf_counter() - began_s) / (job.num_learners * job.steps)
 
             bare()  # a warm-up
             ratios, step_s = interleave(lambda: _lab_step_s(config), bare, settings.lab_repetitions)
@@ -78,8 +107,8 @@ def measure_lab(settings: Settings) -> Measurement:
         what="time of a lab run, workers and all, over the time of the same training steps alone; less is better",
         aim=AIM,
         less_is_better=True,
-        note=f"scale {settings.lab_scale}, {NUM_LEARNERS} learners, {NUM_WORKERS} workers, "
-        f"{settings.lab_steps} steps each",
+        note=f"{job.method}, scale {job.scale}, {job.num_learners} learners, {NUM_WORKERS} workers, "
+        f"{job.steps} steps each",
     )
 
 
@@ -94,20 +123,20 @@ def _lab_step_s(config: RunConfig) -> float:
 
 
 @contextmanager
-def _bare_workers(folder: Path) -> Iterator[list[BareWorker]]:
+def _bare_workers(folder: Path, num_learners: int) -> Iterator[list[BareWorker]]:
     with ExitStack() as stack:
-        shares = [range(first, NUM_LEARNERS, NUM_WORKERS) for first in range(NUM_WORKERS)]
+        shares = [range(first, num_learners, NUM_WORKERS) for first in range(NUM_WORKERS)]
         workers = [stack.enter_context(BareWorker(folder, share)) for share in shares]
         for worker in workers:
             worker.wait()
         yield workers
 
 
-def _config(settings: Settings, folder: Path) -> RunConfig:
+def _config(settings: Settings, job: Job, folder: Path) -> RunConfig:
     recipe = make_recipe(
         {
-            "method": "decoupled", "policy": POLICY, "scale": settings.lab_scale,
-            "num_learners": NUM_LEARNERS, "steps": settings.lab_steps, "evals": 0, "eval_batches": 1,
+            "method": job.method, "policy": job.policy, "scale": job.scale,
+            "num_learners": job.num_learners, "steps": job.steps, "evals": 0, "eval_batches": 1,
             "threads": settings.threads, "lab": {"workers": NUM_WORKERS, "jitter": 0.05},
             "data": {"path": str(random_text(folder))},
         }

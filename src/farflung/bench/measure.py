@@ -30,6 +30,7 @@ class Settings:
         machine_steps: steps of each learner in the run whose events the machines are given.
         lab_scale, lab_steps: model and steps of each learner in one repetition of the lab's measurement.
         lab_repetitions: of that.
+        lab_crowd, lab_crowd_steps: gossip partners in the lab, and steps of each in one repetition.
     """
 
     vector_bytes: int = 64 * MIB
@@ -43,12 +44,15 @@ class Settings:
     lab_scale: str = "tiny"
     lab_steps: int = 192
     lab_repetitions: int = 3
+    lab_crowd: int = 256
+    lab_crowd_steps: int = 20
 
 
 FULL = Settings()
 QUICK = Settings(
     vector_bytes=1 * MIB, repetitions=2, scale="micro", num_blocks=2, block_steps=3, lead_steps=1,
     machine_steps=30, lab_scale="micro", lab_steps=8, lab_repetitions=1,
+    lab_crowd=8, lab_crowd_steps=10,
 )  # fmt: skip
 """A few seconds in all: shows that everything works, and says nothing about speed."""
 

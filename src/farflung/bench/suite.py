@@ -10,26 +10,27 @@ import torch
 from rich.table import Table
 from rich.text import Text
 
-from farflung.bench.codecs import measure_decode, measure_encode
-from farflung.bench.lab import measure_lab
+from farflung.bench.codecs import MEASURED, measure_dct, measure_decode, measure_encode
+from farflung.bench.lab import crowd, measure_lab
 from farflung.bench.machines import measure_machines
 from farflung.bench.measure import Measurement, Settings
 from farflung.bench.merges import measure_merge
 from farflung.bench.throughput import measure_learner
 from farflung.bench.transport import measure_get, measure_put
-from farflung.core.codecs import CODECS
 from farflung.errors import UserError, did_you_mean
 
 REGISTRY: dict[str, Callable[[Settings], Measurement]] = {
     "learner_throughput": measure_learner,
     "merge_avg": partial(measure_merge, rule="avg"),
     "merge_rda": partial(measure_merge, rule="rda"),
-    **{f"codec_{name}_encode": partial(measure_encode, name=name) for name in CODECS},
-    **{f"codec_{name}_decode": partial(measure_decode, name=name) for name in CODECS},
+    **{f"codec_{name}_encode": partial(measure_encode, name=name) for name in MEASURED},
+    **{f"codec_{name}_decode": partial(measure_decode, name=name) for name in MEASURED},
+    "dct": measure_dct,
     "transport_put": measure_put,
     "transport_get": measure_get,
     "machine_events": measure_machines,
     "lab_overhead": measure_lab,
+    "lab_crowd": partial(measure_lab, make_job=crowd),
 }
 """Name on the command line and in the JSON object -> measurement."""
 
@@ -73,7 +74,7 @@ def table(measured: Mapping[str, Measurement], settings: Settings) -> Table:
     caption = (
         f"Each ratio is ours / reference, measured in turns; median of the repetitions, {settings.threads} "
         "torch thread(s). Reference: what this machine does plainly (memory copy, socket, bare loop). More is "
-        "better, but for lab_overhead, which compares times."
+        "better, but for lab_overhead and lab_crowd, which compare times."
     )
     out = Table(box=None, padding=(0, 2, 1, 0), header_style="dim", caption=caption, caption_justify="left")
     out.add_column("measurement")

@@ -155,6 +155,7 @@ class _Member:
     credit_s: float = 0.0  # the syncer's own lateness since then
     held: dict[int, int] = field(default_factory=dict)
     merged: bool = False  # work of this incarnation
+    unmixed: int = 0  # gossip: tokens since its last round ended
 
     def live(self, now: float, lease_s: float) -> bool:
         return now <= self.heard_s + lease_s + self.credit_s
@@ -202,10 +203,11 @@ class _Syncer:
             "Note": self._note,
             "Finished": self._finished,
         }
-        self.notes: dict[str, Callable[[dict[str, Any]], None]] = {
+        self.notes: dict[str, Callable[[dict[str, Any]], object]] = {
             "born": self._born,
             "round_open": self._round_open,
             "merged": self._merged,
+            "round_given_up": lambda note: self.rounds.pop(note["fragment"], None),
             "ending": self._ending,
             "waiting": self._waiting,
             "joined": self._joined,
@@ -244,6 +246,10 @@ class _Syncer:
     def lease_s(self) -> float:
         return float(self.policy.get("lease_s", 10.0))
 
+    @property
+    def gossip(self) -> bool:
+        return self.policy.get("topology") == "gossip"
+
     # ---- where a life begins -------------------------------------------------------------------------
 
     def _header(self, data: dict[str, Any]) -> None:
@@ -261,6 +267,7 @@ class _Syncer:
             self.members[m["name"]] = _Member(
                 incarnation=m["incarnation"], training=m["state"] == "saved", counted=m["sequence"],
                 heard_s=self.now, held=dict(enumerate(m["held"])), merged=m["merged"] > 0,
+                unmixed=sum(window["open"] for window in saved["windows"].get(m["name"], ())),
             )  # fmt: skip
         self.since_s = self.now
 
@@ -292,12 +299,21 @@ class _Syncer:
             self.tokens += message["tokens"]
             self.longest_s = max(self.longest_s, message["step_s"])
             member.held |= dict(message["adopted"])
+            member.unmixed += message["tokens"]
+            self._mixed(member, message.get("mixed"))
         elif message["type"] == "Contribute":
             self.longest_s = max(self.longest_s, message["sync_s"])
         elif message["type"] == "Installed":
             member.held = dict(enumerate(message["versions"]))
         elif message["type"] in ("HandedIn", "Saved"):
             member.training = False
+
+    def _mixed(self, member: _Member, mixed: dict[str, Any] | None) -> None:
+        """Gossip: a round ended; what its learner trained is merged, with or without a partner."""
+        if mixed is None:
+            return
+        self.merged, member.unmixed, self.since_s = self.merged + member.unmixed, 0, self.now
+        member.merged |= any(not meeting["missed"] for meeting in mixed["meetings"])
 
     def _merge_done(self, data: dict[str, Any]) -> None:
         p = data["fragment"]
@@ -330,6 +346,10 @@ class _Syncer:
                 self.broken(ANSWERS, f"{name}: fragment {message['fragment']} round {message['round']}")
         elif kind == "Announce" and message["version"] > self.versions.get(message["fragment"], 0):
             self.broken(ANSWERS, f"version {message['version']} of fragment {message['fragment']} announced")
+        elif (
+            kind == "Announce" and self.gossip and name is not None
+        ):  # its learners keep their own parameters
+            self.member(name).held[message["fragment"]] = message["version"]
         elif kind == "Donate":
             self._donor(message["transfer"])
 
@@ -397,9 +417,14 @@ class _Syncer:
 
     def _merged(self, note: dict[str, Any]) -> None:
         p = note["fragment"]
-        self.rounds.pop(p, None)
+        round = self.rounds.pop(p, None)
         self.verdict.merges += 1
-        self.merged += note["tokens"] if self.finite.pop(p, True) else 0
+        tokens = note["tokens"]
+        if self.gossip:  # an average merges nothing, but for what was handed in at the end
+            final = round is not None and round.final
+            handed_in = [self.member(name) for name in (note["learners"] if final else ())]
+            tokens = sum(member.unmixed for member in handed_in)
+        self.merged += tokens if self.finite.pop(p, True) else 0
 
     def _ending(self, note: dict[str, Any]) -> None:
         self.phase = "ending"

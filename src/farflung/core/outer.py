@@ -83,6 +83,41 @@ class Sgd:
 
 @final
 @dataclass(frozen=True, kw_only=True)
+class Sign:
+    """``Theta <- Theta - lr sign(Delta)``, with ``sign(0) = 0`` (DeMo, arXiv 2411.19870).
+
+    Args:
+        lr: how far each element moves, > 0.
+
+    Raises:
+        ValueError: ``lr`` is not a positive finite number.
+
+    >>> Sign(lr=0.5).update(torch.tensor([2.0, 0.0]), torch.tensor([10.0, 7.0]), {})[0]
+    tensor([9.5000, 7.0000])
+    """
+
+    lr: float
+
+    def __post_init__(self) -> None:
+        _check(self.lr, 0.0)
+
+    def init(self, theta: Tensor) -> dict[str, Tensor]:
+        """No state."""
+        return {}
+
+    def update(self, delta: Tensor, theta: Tensor, state: State) -> tuple[Tensor, dict[str, Tensor]]:
+        """``(theta', {})`` in new memory."""
+        return _update_in_new_memory(self, delta, theta, state)
+
+    def update_into(
+        self, delta: Tensor, theta: Tensor, state: State, out_theta: Tensor, out_state: State
+    ) -> None:
+        """Write ``theta'`` into ``out_theta``."""
+        torch.sign(delta, out=out_theta).mul_(-self.lr).add_(theta)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
 class Replace:
     """``Theta <- Delta``: contributions are values, their merge is the next version (a consensus average).
 
@@ -200,7 +235,9 @@ class Nesterov:
         torch.add(theta, step, alpha=-self.lr, out=out_theta)
 
 
-OUTERS: dict[str, Callable[..., Outer]] = {"sgd": Sgd, "momentum": Momentum, "nesterov": Nesterov}
+OUTERS: dict[str, Callable[..., Outer]] = {
+    "sgd": Sgd, "sign": Sign, "momentum": Momentum, "nesterov": Nesterov,
+}  # fmt: skip
 """Name in a recipe -> constructor."""
 
 
@@ -210,7 +247,7 @@ def make_outer(name: str, lr: float, momentum: float | None = None) -> Outer:
     Args:
         name: a key of `OUTERS`.
         lr: outer learning rate, > 0.
-        momentum: ``mu`` in [0, 1); None takes the optimizer's default. ``"sgd"`` has none.
+        momentum: ``mu`` in [0, 1); None takes the optimizer's default. ``"sgd"`` and ``"sign"`` have none.
 
     Raises:
         ValueError: unknown name, a value outside its range, or a momentum that would have no effect.
@@ -222,11 +259,12 @@ def make_outer(name: str, lr: float, momentum: float | None = None) -> Outer:
     """
     if name not in OUTERS:
         raise ValueError(f"outer = {name!r} is unknown{did_you_mean(name, OUTERS)}")
-    if name == "sgd" and momentum:
+    plain = name in ("sgd", "sign")
+    if plain and momentum:
         raise ValueError(
-            f"momentum = {momentum} has no effect with outer = 'sgd'; use 'momentum' or 'nesterov'"
+            f"momentum = {momentum} has no effect with outer = {name!r}; use 'momentum' or 'nesterov'"
         )
-    if name == "sgd" or momentum is None:
+    if plain or momentum is None:
         return OUTERS[name](lr=lr)
     return OUTERS[name](lr=lr, momentum=momentum)
 

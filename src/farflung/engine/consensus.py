@@ -1,11 +1,12 @@
-"""What a gossip run's hub holds: averages of the parameters that its learners show. No learner trains from them."""
+"""What a gossip run's hub holds: averages of what its learners show. No learner trains from them."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from torch import Tensor
 
 from farflung.core.codecs import get_codec
-from farflung.core.fragments import Fragment
+from farflung.core.fragments import Fragment, TensorSpec
 from farflung.core.merge import MergeResult
 from farflung.core.norms import l2_norm
 from farflung.engine.buffers import Buffer
@@ -24,8 +25,8 @@ class ConsensusFragment(HubFragment):
         shown: parameters, buffers and counters of each learner in the newest average.
     """
 
-    def __init__(self, fragment: Fragment, method: Method) -> None:
-        super().__init__(fragment, replace(method, codec=get_codec("fp32")))
+    def __init__(self, fragment: Fragment, method: Method, tensors: Sequence[TensorSpec]) -> None:
+        super().__init__(fragment, replace(method, codec=get_codec("fp32")), tensors)
         self.shown: dict[str, Shown] = {}
 
     def _merge_into(
@@ -50,6 +51,7 @@ class ConsensusFragment(HubFragment):
 def consensus_distance(vectors: list[Tensor], mean: Tensor) -> float:
     """``(1/n) sum_i ||theta_i - mean||^2`` (GASLoC, arXiv 2606.11081): 0 when all agree.
 
+    >>> import torch
     >>> consensus_distance([torch.tensor([1.0]), torch.tensor([3.0])], torch.tensor([2.0]))
     1.0
     """

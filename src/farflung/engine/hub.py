@@ -45,7 +45,7 @@ class HubState:
         self.plan = plan
         self.method = method
         kind = ConsensusFragment if method.policy.topology == "gossip" else HubFragment
-        self._fragments = [kind(fragment, method) for fragment in plan.fragments]
+        self._fragments = [kind(fragment, method, plan.tensors) for fragment in plan.fragments]
         self._owner: dict[str, HubFragment] = {}  # of each contribution received
 
     @property

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from farflung.core.codecs.base import strips
-from farflung.core.fragments import Fragment
+from farflung.core.fragments import Fragment, TensorSpec
 from farflung.core.merge import MergeResult, Rule, Segment, avg, merge_and_step, reanchor
 from farflung.core.norms import l2_norm
 from farflung.core.outer import Sgd
 from farflung.engine.buffers import Buffer, Pool, digest
-from farflung.engine.layout import Raw, as_bytes, payload_layout, put, value_layout
+from farflung.engine.layout import Raw, as_bytes, codec_of, payload_layout, put, value_layout
 from farflung.methods import Method
 from farflung.protocol.actions import Merge
 
@@ -54,10 +54,11 @@ class HubFragment:
     touches other buffers and other entries. Two merges of one fragment must not overlap.
     """
 
-    def __init__(self, fragment: Fragment, method: Method) -> None:
+    def __init__(self, fragment: Fragment, method: Method, tensors: Sequence[TensorSpec]) -> None:
         self.fragment = fragment
         self.value_layout = value_layout(fragment)
-        self.payload_layout = payload_layout(fragment, method.codec)
+        self.codec = codec_of(fragment, method.codec, tensors)
+        self.payload_layout = payload_layout(fragment, self.codec)
         self.versions: dict[int, Value] = {}
         self.newest = -1
         self.outer_state: dict[str, Buffer] = {}
@@ -110,7 +111,7 @@ class HubFragment:
         """Decode a contribution and keep it until `merge` or `discard`; a repeat replaces it."""
         payload, buffers, counters = self.payload_layout.split(as_bytes(raw))
         value = self.blank()
-        self._method.codec.decode(payload, self.fragment.num_elements, out=value.params)
+        self.codec.decode(payload, self.fragment.num_elements, out=value.params)
         put(value.buffers.view(torch.uint8), buffers)
         put(value.counters.view(torch.uint8), counters)
         self.discard(name)

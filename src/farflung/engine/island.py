@@ -6,12 +6,13 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from farflung.core.codecs import Codec
 from farflung.core.codecs.base import typed
 from farflung.core.fragments import Fragment, FragmentPlan, Piece
 from farflung.core.vectors import gather, live_tensors, scatter_
 from farflung.engine.buffers import digest
 from farflung.engine.held import Held, Outstanding, SavedIsland, load_held, save_held
-from farflung.engine.layout import payload_layout, put, value_layout
+from farflung.engine.layout import codec_of, in_round, payload_layout, put, value_layout
 from farflung.methods import Method
 from farflung.methods.base import Local
 from farflung.protocol.mailbox import (
@@ -70,7 +71,11 @@ class Island:
         self._uplink = uplink
         self._downlink = downlink
         self._held = [self._fresh(fragment) for fragment in plan.fragments]
-        self._payloads = [payload_layout(fragment, method.codec) for fragment in plan.fragments]
+        self._codecs = [codec_of(f, method.codec, plan.tensors, method.num_vectors) for f in plan.fragments]
+        self._payloads = [
+            payload_layout(f, codec, method.num_vectors)
+            for f, codec in zip(plan.fragments, self._codecs, strict=True)
+        ]
         self._values = [value_layout(fragment) for fragment in plan.fragments]
         self._queue: list[Adopt | Snapshot | Settle] = []
         self._run_until = RunUntil(step=None)
@@ -234,10 +239,11 @@ class Island:
         x = self._gathered(held.fragment)
         contribution = self.method.contribute(Local(x=x, base=held.base, state=held.state))
         payload, buffers, counters = self._payloads[command.fragment].split(self._uplink(command.fragment))
-        encode_into(self.method, contribution.payload, payload)
+        codec = in_round(self._codecs[command.fragment], command.round)
+        encode_into(codec, contribution.payload, payload)
         pending = contribution.pending
         if self.method.sent is not None:
-            decoded = self.method.codec.decode(payload, held.fragment.num_elements).to(x.device)
+            decoded = codec.decode(payload, held.fragment.num_elements).to(x.device)
             pending = self.method.sent(contribution, decoded)
         self._put_riders(held.fragment, buffers, counters)
         held.out = Outstanding(
@@ -358,9 +364,9 @@ class Island:
         return gather(self._live, pieces, dtype=dtype)
 
 
-def encode_into(method: Method, values: Tensor, slot: Tensor) -> None:
+def encode_into(codec: Codec, values: Tensor, slot: Tensor) -> None:
     """Encode on the values' own device, into the slot."""
     if values.device == slot.device:
-        method.codec.encode(values, out=slot)
+        codec.encode(values, out=slot)
     else:
-        slot.copy_(method.codec.encode(values))
+        slot.copy_(codec.encode(values))

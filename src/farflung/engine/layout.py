@@ -6,14 +6,16 @@
 Every section that is not empty starts at a multiple of `farflung.units.ALIGN_BYTES`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from farflung.core.codecs import Codec
-from farflung.core.fragments import Fragment
+from farflung.core.codecs import Codec, SparseCodec
+from farflung.core.codecs.chunks import piece_shapes
+from farflung.core.fragments import Fragment, TensorSpec
 from farflung.units import align
 
 _FP32_BYTES = 4
@@ -79,8 +81,20 @@ def value_layout(fragment: Fragment) -> Layout:
     return _with_riders(fragment, _FP32_BYTES * fragment.num_elements)
 
 
+def codec_of(fragment: Fragment, codec: Codec, tensors: Sequence[TensorSpec], num_vectors: int = 1) -> Codec:
+    """The codec as this fragment needs it: one that cuts along tensors is told what shapes they have."""
+    if isinstance(codec, SparseCodec) and codec.tensors:
+        return codec.for_shapes(piece_shapes(fragment.pieces, tensors) * num_vectors)
+    return codec
+
+
+def in_round(codec: Codec, round: int) -> Codec:
+    """The codec as it encodes in this round: one that draws what it sends draws anew, the same at all learners."""
+    return codec.at(round) if isinstance(codec, SparseCodec) else codec
+
+
 def payload_layout(fragment: Fragment, codec: Codec, num_vectors: int = 1) -> Layout:
-    """Layout of a contribution packed by ``codec``."""
+    """Layout of a contribution packed by ``codec``, which is the fragment's (`codec_of`)."""
     return _with_riders(fragment, codec.size_bytes(num_vectors * fragment.num_elements))
 
 

@@ -6,7 +6,7 @@ from torch import nn
 
 from farflung.core.fragments import FragmentPlan
 from farflung.engine.island import Island, Slots
-from farflung.engine.layout import payload_layout, value_layout
+from farflung.engine.layout import codec_of, payload_layout, value_layout
 from farflung.engine.peer_island import PeerInner, PeerIsland
 from farflung.engine.trainer import Inner
 from farflung.methods import Method
@@ -24,8 +24,12 @@ def make_island(
 
 def slot_sizes(plan: FragmentPlan, method: Method) -> tuple[Callable[[int], int], Callable[[int], int]]:
     """Bytes of each uplink and of each downlink slot. With a hub there is one of each a fragment."""
+    num = method.num_vectors
     values = [value_layout(f).size_bytes for f in plan.fragments]
-    payloads = [payload_layout(f, method.codec, method.num_vectors).size_bytes for f in plan.fragments]
+    payloads = [
+        payload_layout(f, codec_of(f, method.codec, plan.tensors, num), num).size_bytes
+        for f in plan.fragments
+    ]
     if method.policy.topology == "gossip":
         return lambda p: values[0] if p else payloads[0], lambda p: payloads[0] if p else values[0]
     return payloads.__getitem__, values.__getitem__

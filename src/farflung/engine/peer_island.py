@@ -1,4 +1,4 @@
-"""The tensors of one gossip learner: offers a vector, mixes with what partners sent, shows its parameters. No I/O."""
+"""The tensors of one gossip learner: it offers a vector, mixes with those of others, shows parameters. No I/O."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from farflung.core.fragments import FragmentPlan
 from farflung.core.norms import l2_norm
 from farflung.engine.held import Held
 from farflung.engine.island import Island, IslandCommand, Slots, encode_into
-from farflung.engine.layout import Sections, payload_layout, put, value_layout
+from farflung.engine.layout import Sections, in_round, put, value_layout
 from farflung.engine.trainer import Inner
 from farflung.methods import Method
 from farflung.methods.base import Local
@@ -24,7 +24,8 @@ class PeerIsland(Island):
 
     At a boundary it first mixes, then offers. A mix ends the round: it turns the vectors that lie in the named
     downlink slots and the one offered itself, each as decoded, into the correction ``sum_j w_j (y_i - y_j)``,
-    and lets the method go on from there. A vector that is not finite is left out, and said so.
+    unless the method makes it another way, and lets the method go on from there. A vector that is not finite, or
+    that no encoder writes, is left out, and said so.
 
     Args:
         model: any module.
@@ -40,9 +41,9 @@ class PeerIsland(Island):
         self, model: nn.Module, plan: FragmentPlan, method: Method, uplink: Slots, downlink: Slots
     ) -> None:
         super().__init__(model, plan, method, uplink, downlink)
-        self._payloads = [payload_layout(f, method.codec, method.num_vectors) for f in plan.fragments]
         self._ends: list[Mix] = []
         self._offered = -1  # round whose vector lies in the uplink slot
+        self._mixed = -1  # round that was mixed last; a repeat is ignored
 
     # ---- boundaries ------------------------------------------------------------------------------------
 
@@ -67,10 +68,11 @@ class PeerIsland(Island):
         report: dict[str, Any] = {}
         due = [mix for mix in self._ends if mix.at_step <= self.step]
         self._ends = [mix for mix in self._ends if mix not in due]
-        if due:
-            report["mixed"] = self._mix(due[-1])
+        last = max(due, key=lambda mix: mix.round, default=None)
+        if last is not None and last.round > self._mixed:
+            report["mixed"] = self._mix(last)
         newest = max(self._due(Snapshot), key=lambda s: s.round, default=None)
-        if newest is not None and newest.round > self._offered:
+        if newest is not None and newest.round > max(self._offered, self._mixed):
             report["taken"] = [self._offer(newest)]
         return report
 
@@ -81,7 +83,7 @@ class PeerIsland(Island):
             Local(x=self._gathered(held.fragment), base=held.base, state=held.state)
         )
         payload, buffers, counters = layout.split(self._uplink(0))
-        encode_into(self.method, contribution.payload, payload)
+        encode_into(in_round(self._codecs[0], command.round), contribution.payload, payload)
         self._put_riders(held.fragment, buffers, counters)
         self._offered = command.round
         finite = bool(torch.isfinite(contribution.payload).all()) and bool(
@@ -103,10 +105,12 @@ class PeerIsland(Island):
         parts = (
             command.parts if self._offered == command.round else []
         )  # nothing was offered: nobody mixed us
-        own = self._decoded(layout.split(self._uplink(0))) if parts else correction
+        mine = layout.split(self._uplink(0))
+        own = self._decoded(mine) if parts else correction
+        heard = [mine.params]
         for place, weight in parts:
             theirs = layout.split(self._downlink(place))
-            apart = own - self._decoded(theirs)
+            apart = self._apart(own, theirs)
             distance = l2_norm(apart)
             finite = distance < float("inf") and bool(
                 torch.isfinite(typed(theirs.buffers, torch.float32)).all()
@@ -114,7 +118,10 @@ class PeerIsland(Island):
             distances.append(distance if finite else None)
             if finite:
                 correction.add_(apart, alpha=weight)
+                heard.append(theirs.params)
                 _mix_riders(riders, theirs, weight)
+        if self.method.correction is not None and len(heard) > 1:
+            correction = self.method.correction(self._codecs[0], heard, own.numel()).to(own.device)
         local = Local(x=self._gathered(held.fragment), base=held.base, state=held.state)
         after = self.method.adopt(local, correction, any(d is not None for d in distances))
         self._install(held, after.x, *riders)
@@ -124,12 +131,20 @@ class PeerIsland(Island):
             correction=l2_norm(correction),
         )  # fmt: skip
         held.c_steps = held.c_tokens = 0
+        self._mixed = command.round
         return mixed
 
     def _decoded(self, sections: Sections) -> Tensor:
         (held,) = self._held
         count = self.method.num_vectors * held.fragment.num_elements
-        return self.method.codec.decode(sections.params, count).to(held.base.device)
+        return self._codecs[0].decode(sections.params, count).to(held.base.device)
+
+    def _apart(self, own: Tensor, theirs: Sections) -> Tensor:
+        """The own vector minus a partner's; what no encoder writes is not finite."""
+        try:
+            return own - self._decoded(theirs)
+        except ValueError:
+            return torch.full_like(own, torch.nan)
 
     def _own_riders(self, held: Held) -> tuple[Tensor, Tensor]:
         """Buffers and counters as they are now, as bytes."""
@@ -152,11 +167,11 @@ class PeerIsland(Island):
 
     def load(self, command: Load) -> list[str]:
         self._ends.clear()
-        self._offered = -1
+        self._offered = self._mixed = -1
         return super().load(command)
 
     def donate(self) -> bytes:
-        """Where the round began and the state that a joiner takes over, fp32: the same bytes for the same state."""
+        """Where the round began and the state that a joiner takes over, fp32: equal bytes for equal state."""
         (held,) = self._held
         shared = [held.state[name] for name in self._shared()]
         return b"".join(t.to("cpu", torch.float32).numpy().tobytes() for t in (held.base, *shared))

@@ -68,7 +68,8 @@ class VirtualIsland:
         policy = self.run.method.policy
         where: dict[str, Any] = {}
         if policy.topology == "gossip":
-            where = {"address": f"lab://{self.name}", "mbps": self.run.mbps(self)}
+            hidden = self.name in self.run.hidden
+            where = {"address": None if hidden else f"lab://{self.name}", "mbps": self.run.mbps(self)}
         self.machine = LearnerMachine(policy, learner=self.name, **where)
         self.run.tape.open(self.node, self.machine)
         self.feed(ev.Reported(report=self._ready()))
@@ -96,6 +97,10 @@ class VirtualIsland:
         if self.alive:
             self._frozen_until_s = self.run.now + for_s
             self.run.time.after(for_s, self._thaw)
+
+    @property
+    def frozen(self) -> bool:
+        return self._frozen_until_s is not None
 
     def _thaw(self) -> None:
         if self._frozen_until_s is not None and self._frozen_until_s <= self.run.now:
@@ -168,6 +173,7 @@ class VirtualIsland:
                 self.later(self.run.bulk_s(self, "up", action.num_bytes), lambda: self._upload(action))
             case act.CancelUpload():
                 self.cancelled.add(action.object)
+                self.offers.cancel(action.object)
             case act.Offer():
                 self.cancelled.discard(action.object)
                 self.offers.offer(action)
@@ -176,7 +182,7 @@ class VirtualIsland:
             case act.FetchRelay():
                 self.later(self.run.bulk_s(self, "down", action.num_bytes), lambda: self.offers.fetch(action))
             case act.Unexpect():
-                pass  # what arrives later is asked for again
+                self.offers.unexpect(action.object)
             case act.SetTimer():
                 self.timers.set(action)
             case act.Connect():

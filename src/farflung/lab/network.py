@@ -47,6 +47,7 @@ class Network:
     links: dict[str, LinkSpec]
     shared: Sequence[SharedUplink] = ()
     _free_s: dict[tuple[str, str], float] = field(default_factory=dict)
+    _pairs: dict[tuple[str, tuple[str, str]], tuple[float, float]] = field(default_factory=dict)
 
     def control(self, learner: str, now: float) -> float:
         """When a control message sent now arrives."""
@@ -67,18 +68,26 @@ class Network:
             self._free_s[line] = end
         return end + link.latency_s
 
-    def pair(self, sender: str, receiver: str, num_bytes: int, now: float) -> float:
+    def pair(self, name: str, sender: str, receiver: str, num_bytes: int, now: float) -> float:
         """When an object that goes from one learner straight to another has arrived.
 
-        It starts when both lines are free and runs at the slower one's pace; the longer latency counts, once.
+        It starts when both lines are free and runs at the slower one's pace; the faster one is occupied only for
+        what it would take itself. The longer latency counts, once.
         """
         up, down = self.links[sender], self.links[receiver]
-        lines = ((sender, "up"), (receiver, "down"))
+        lines = {(sender, "up"): up.up_bps, (receiver, "down"): down.down_bps}
         start = max([now, *(self._free_s.get(line, 0.0) for line in lines)])
-        end = start + 8 * num_bytes / min(up.up_bps, down.down_bps)
-        for line in lines:
-            self._free_s[line] = end
-        return end + max(up.latency_s, down.latency_s)
+        for line, bps in lines.items():
+            self._free_s[line] = start + 8 * num_bytes / bps
+            self._pairs[name, line] = start, self._free_s[line]
+        return start + 8 * num_bytes / min(lines.values()) + max(up.latency_s, down.latency_s)
+
+    def release(self, name: str, sender: str, receiver: str, now: float) -> None:
+        """A transfer of `pair` is over, or was given up: nobody waits for it any more."""
+        for line in ((sender, "up"), (receiver, "down")):
+            start, end = self._pairs.pop((name, line), (now, now))
+            if self._free_s.get(line) == end:
+                self._free_s[line] = min(end, max(now, start))
 
     def reset(self, learner: str) -> None:
         """A connection broke: what waited for its lines is gone."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from farflung.lab.virtual_time import What
 from farflung.protocol import actions as act
 from farflung.protocol import events as ev
+from farflung.protocol import objects
 from farflung.protocol.peer import LATE
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ class Offers:
     def __init__(self, island: VirtualIsland) -> None:
         self._island = island
         self.admitted: act.Admit  # the answer to the last knock
+        self.incoming: dict[str, What] = {}  # objects on their way here: how to end that
 
     # ---- sending -------------------------------------------------------------------------------------
 
@@ -45,29 +48,56 @@ class Offers:
             if refusal:
                 self._fail(action.object, refusal, refusal, latency_s)
                 return
-            island.later(run.pair_bulk_s(island, partner, len(data)), lambda: partner.when_awake(arrive))
+            partner.offers.incoming[action.object] = cut
+            send()
+
+        def send() -> None:
+            took_s = run.pair_bulk_s(action.object, island, partner, len(data))
+            island.later(took_s, lambda: partner.when_awake(arrive))
+
+        def cut() -> None:
+            """The partner lets go of it."""
+            run.release(action.object, island, partner)
+            self._fail(action.object, LATE, LATE, latency_s)
 
         def arrive() -> None:
-            if action.object in island.cancelled:
+            if partner.offers.incoming.pop(action.object, None) is None or action.object in island.cancelled:
                 return
+            run.release(action.object, island, partner)
             if not self._reaches(partner):
                 self._fail(action.object, "unreachable", "", latency_s)
                 return
             if island.trouble.spoils("up"):  # its checksum is wrong: once more
-                island.later(run.pair_bulk_s(island, partner, len(data)), lambda: partner.when_awake(arrive))
+                partner.offers.incoming[action.object] = cut
+                send()
                 return
             run.count("up", len(data))
             run.count("down", len(data))
             if partner.offers.take(action.object, data):
-                island.later(latency_s, lambda: island.feed(ev.Uploaded(object=action.object)))
+                island.later(latency_s, acknowledged)
             else:
                 self._fail(action.object, LATE, LATE, latency_s)
 
+        def acknowledged() -> None:
+            if self._reaches(partner):
+                island.feed(ev.Uploaded(object=action.object))
+            else:  # it has the vector, and we do not know
+                self._fail(action.object, "unreachable", "", 0.0)
+
         island.later(latency_s, knock)
 
+    def cancel(self, object_name: str) -> None:
+        """Nothing more of this offer is sent."""
+        offer = objects.parse_offer(object_name)
+        if offer is not None:
+            partner = self._island.run.island(offer[3])
+            partner.offers.incoming.pop(object_name, None)
+            self._island.run.release(object_name, self._island, partner)
+
     def _reaches(self, partner: VirtualIsland) -> bool:
-        now = self._island.run.now
-        return partner.alive and not self._island.trouble.dead(now) and not partner.trouble.dead(now)
+        run, island = self._island.run, self._island
+        dead = island.trouble.dead(run.now) or partner.trouble.dead(run.now)
+        return partner.alive and not dead and frozenset((island.name, partner.name)) not in run.walls
 
     def _fail(self, object_name: str, reason: str, refusal: str, after_s: float) -> None:
         island = self._island
@@ -81,6 +111,12 @@ class Offers:
         self.admitted = act.Admit(object=object_name, slot=None, refusal="unreachable")
         self._island.feed(ev.Knocked(object=object_name))
         return self.admitted.refusal
+
+    def unexpect(self, object_name: str) -> None:
+        """An object is not wanted any more."""
+        cut = self.incoming.pop(object_name, None)
+        if cut is not None:
+            cut()
 
     def take(self, object_name: str, data: bytes) -> bool:
         """Put a vector into its slot; False if it is not wanted any more."""

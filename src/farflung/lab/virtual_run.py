@@ -48,7 +48,8 @@ class VirtualRun:
         control_s: seconds of a control message, one way, of an island.
         transfer_s: (island, "up" or "down", bytes) -> seconds until an object that is ready now has arrived.
         merge_s: seconds of a merge.
-        pair_s: gossip: (from, to, bytes) -> seconds of an object from one island straight to another.
+        pair_s: gossip: (object, from, to, bytes) -> seconds of an object from one island straight to another.
+        release: gossip: (object, from, to): such an object is no longer on its way.
         mbps: gossip: what an island's link is declared to carry.
     """
 
@@ -66,13 +67,14 @@ class VirtualRun:
         control_s: Callable[[VirtualIsland], float],
         transfer_s: Callable[[VirtualIsland, str, int], float],
         merge_s: float,
-        pair_s: Callable[[VirtualIsland, VirtualIsland, int], float] = lambda a, b, num_bytes: 0.0,
+        pair_s: Callable[[str, VirtualIsland, VirtualIsland, int], float] = lambda name, a, b, num_bytes: 0.0,
+        release: Callable[[str, VirtualIsland, VirtualIsland], None] = lambda name, a, b: None,
         mbps: Callable[[VirtualIsland], float | None] = lambda island: None,
     ):
         self.method, self.plan, self.tape, self.merge_s = method, plan, tape, merge_s
         self.make_body, self.step_s = make_body, step_s
         self.control_s, self.transfer_s = control_s, transfer_s
-        self.pair_s, self.mbps = pair_s, mbps
+        self.pair_s, self.release, self.mbps = pair_s, release, mbps
         self.time = VirtualTime()
         self.hub = HubState(plan, method)
         self._run_id, self._num_learners, self._budget_tokens = run, len(learners), budget_tokens
@@ -85,6 +87,8 @@ class VirtualRun:
         self.objects: dict[str, bytes] = {}  # uploaded and not yet taken, by name
         self.uploads: dict[str, bytes] | None = None  # all that was ever uploaded, when somebody asks for it
         self.bytes_moved = {"up": 0, "down": 0}
+        self.hidden: set[str] = set()  # gossip: islands that nobody can dial
+        self.walls: set[frozenset[str]] = set()  # gossip: pairs of islands that cannot dial each other
         self.finished: str | None = None
         self._timers = Timers(
             self.time, lambda name, late_s: self.take(ev.TimerFired(name=name, late_s=late_s))
@@ -159,9 +163,9 @@ class VirtualRun:
         usual_s = self.transfer_s(island, direction, num_bytes)
         return island.trouble.bulk_s(direction, num_bytes, usual_s, self.now)
 
-    def pair_bulk_s(self, sender: VirtualIsland, receiver: VirtualIsland, num_bytes: int) -> float:
+    def pair_bulk_s(self, name: str, sender: VirtualIsland, receiver: VirtualIsland, num_bytes: int) -> float:
         """Seconds until an object has arrived that goes straight to a partner, trouble at both ends included."""
-        usual_s = self.pair_s(sender, receiver, num_bytes)
+        usual_s = self.pair_s(name, sender, receiver, num_bytes)
         up_s = sender.trouble.bulk_s("up", num_bytes, usual_s, self.now)
         return max(up_s, receiver.trouble.bulk_s("down", num_bytes, usual_s, self.now))
 

@@ -8,30 +8,42 @@ import msgspec
 from farflung.errors import did_you_mean
 from farflung.methods.ad_psgd import ad_psgd
 from farflung.methods.base import Method
+from farflung.methods.dct_momentum import dct_momentum
+from farflung.methods.dct_momentum_shared import dct_momentum_shared
 from farflung.methods.decentlam import decentlam
 from farflung.methods.decoupled import decoupled
+from farflung.methods.demo import demo
 from farflung.methods.diloco import diloco
 from farflung.methods.dsgd import d_adamw, dsgd
 from farflung.methods.gasloc import gasloc
 from farflung.methods.gt_dsgdm import gt_dsgdm
 from farflung.methods.ld_sgd import ld_sgd
+from farflung.methods.muloco import muloco
 from farflung.methods.noloco import noloco
 from farflung.methods.qg_dsgdm import qg_dsgdm
+from farflung.methods.random_rows import random_rows
+from farflung.methods.sparseloco import sparseloco
 from farflung.methods.streaming import streaming
 from farflung.protocol.policy import Policy
 
 METHODS: dict[str, Callable[..., Method]] = {
     "ad_psgd": ad_psgd,
     "d_adamw": d_adamw,
+    "dct_momentum": dct_momentum,
+    "dct_momentum_shared": dct_momentum_shared,
     "decentlam": decentlam,
     "decoupled": decoupled,
+    "demo": demo,
     "diloco": diloco,
     "dsgd": dsgd,
     "gasloc": gasloc,
     "gt_dsgdm": gt_dsgdm,
     "ld_sgd": ld_sgd,
+    "muloco": muloco,
     "noloco": noloco,
     "qg_dsgdm": qg_dsgdm,
+    "random_rows": random_rows,
+    "sparseloco": sparseloco,
     "streaming": streaming,
 }
 """Name in a recipe -> recipe."""
@@ -41,8 +53,11 @@ __all__ = [
     "Method",
     "ad_psgd",
     "d_adamw",
+    "dct_momentum",
+    "dct_momentum_shared",
     "decentlam",
     "decoupled",
+    "demo",
     "diloco",
     "dsgd",
     "from_policy",
@@ -50,8 +65,11 @@ __all__ = [
     "gt_dsgdm",
     "ld_sgd",
     "make_method",
+    "muloco",
     "noloco",
     "qg_dsgdm",
+    "random_rows",
+    "sparseloco",
     "streaming",
 ]
 

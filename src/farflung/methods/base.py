@@ -16,7 +16,7 @@ Functions never write to their inputs. They may return the vectors of a `Local` 
 them in a state: those belong to the engine, which reuses their memory. Legend: N elements of the fragment.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,7 +28,7 @@ from farflung.core.fragments import PLANS
 from farflung.core.outer import Outer, make_outer
 from farflung.core.weighting import WEIGHTINGS
 from farflung.errors import did_you_mean, field_error
-from farflung.protocol.policy import Policy
+from farflung.protocol.policy import BUFFER_FIELDS, Policy
 
 State = dict[str, Tensor]
 """Method state of one fragment at one learner: name -> tensor. Saved with the learner."""
@@ -139,6 +139,8 @@ class Method:
         sent: told what others will decode (error feedback, put-back); None saves the decoding.
         settle: method state after the fate of a contribution.
         keeps_snapshot: keep the snapshot vector until the contribution is adopted: one more copy.
+        correction: gossip: makes the correction of codec, payloads (the own first) and number of elements;
+            None takes ``sum_j w_j (y_i - y_j)``.
         num_vectors: gossip: vectors of N elements in a payload, one behind the other.
         own_state: gossip: names of state that a joiner begins afresh instead of taking it from a donor.
         unstable: num_learners -> one line if learners would drift apart for ever, with the bound; else None.
@@ -153,6 +155,7 @@ class Method:
     sent: Callable[[Contribution, Tensor], State] | None = None
     settle: Callable[[State, State, bool], State] = commit_by_fate
     keeps_snapshot: bool = False
+    correction: Callable[[Codec, Sequence[Tensor], int], Tensor] | None = None
     num_vectors: int = 1
     own_state: tuple[str, ...] = ()
     unstable: Callable[[int], str | None] = lambda num_learners: None
@@ -171,6 +174,9 @@ def make_policy(method: str, defaults: Mapping[str, Any], overrides: Mapping[str
     for name in overrides:
         if name not in known:
             raise ValueError(f"method {method!r} has no option {name!r}{did_you_mean(name, known)}")
+    for name in BUFFER_FIELDS:
+        if name not in defaults and overrides.get(name) is not None:
+            raise ValueError(f"{name} has no effect with method = {method!r}")
     try:
         return msgspec.convert({**defaults, **overrides, "method": method}, Policy)
     except msgspec.ValidationError as error:

@@ -13,14 +13,14 @@ old, the other way round than an outer gradient. A baseline that is defined on g
 ``lr g = base - x`` for plain SGD, which makes it one rule for every inner optimizer.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import msgspec
 from torch import Tensor
 
-from farflung.core.codecs import get_codec
+from farflung.core.codecs import Codec, get_codec
 from farflung.core.mixing import MATCHINGS
 from farflung.core.outer import Replace, make_outer
 from farflung.methods.base import Contribution, Local, Method, State, check_name, make_policy, no_state
@@ -75,6 +75,7 @@ def gossip_method(
     contribute: Callable[[Local], Contribution],
     adopt: Callable[[Local, Tensor, bool], Local],
     init: Callable[[int], State] = no_state,
+    correction: Callable[[Codec, Sequence[Tensor], int], Tensor] | None = None,
     num_vectors: int = 1,
     own_state: tuple[str, ...] = (),
     unstable: Callable[[int], str | None] = lambda num_learners: None,
@@ -82,7 +83,7 @@ def gossip_method(
     """A method of the family from its policy and its functions (see the module)."""
     return Method(
         policy=policy, codec=get_codec(policy.codec), outer=Replace(), contribute=contribute, adopt=adopt,
-        init=init, num_vectors=num_vectors, own_state=own_state, unstable=unstable,
+        init=init, correction=correction, num_vectors=num_vectors, own_state=own_state, unstable=unstable,
     )  # fmt: skip
 
 

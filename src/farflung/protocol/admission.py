@@ -67,6 +67,11 @@ class Admission:
             return "run", f"you belong to run {join.run!r}, this syncer serves {self.hub.run!r}"
         if join.method != self.method_digest:
             return "method", f"your method is {join.method}, this run uses {self.method_digest}"
+        if join.mbps is not None and not 0 < join.mbps < float("inf"):
+            return (
+                "malformed",
+                f"your link's speed is {join.mbps} Mbit/s: it must be above 0, or not declared",
+            )
         if self.fingerprint is not None and join.fingerprint != self.fingerprint:
             return "fingerprint", "your model (names, shapes, dtypes, fragment plan) differs from this run's"
         if self.hub.phase not in ("birth", "training") and not self._returns(join):

@@ -21,7 +21,8 @@ from farflung.protocol.rounds import Round
 if TYPE_CHECKING:
     from farflung.protocol.syncer import SyncerMachine
 
-SIDES_KEPT = 4096  # meetings of which only one side has reported
+MOST_AHEAD = 1000  # rounds of one learner, of all others: a number beyond is a mistake
+SIDES_KEPT = 4096  # meetings of which only one side has reported, at least
 
 
 class Gathering(Merging):
@@ -35,8 +36,16 @@ class Gathering(Merging):
         self.assemble_by_s: float | None = None  # the first epoch waits for the expected learners so long
         self.round = -1  # newest that any learner ended
         self.gathered = 0  # averages that were due so far
+        self.meetings = 0  # that took place, as the side that told first saw it
+        self.missed: dict[str, int] = {}  # that did not, by reason
         self.half_exchanges = 0
-        self._sides: dict[tuple[int, int, str, str], tuple[bool, float]] = {}  # first report of a meeting
+        self.distance: float | None = None  # consensus distance of the newest average
+        self.bytes_up = 0  # of vectors that went straight to a partner
+        self.bytes_down = 0
+        self._told: list[tuple[str, str | None]] = []  # names and addresses of the epoch's members
+        self._sides: dict[
+            tuple[int, int, str, str], tuple[str, bool, float]
+        ] = {}  # first report of a meeting
 
     # ---- epochs --------------------------------------------------------------------------------------
 
@@ -50,20 +59,28 @@ class Gathering(Merging):
         self._review_members()
 
     def _review_members(self) -> None:
-        """Begin an epoch when other learners are there than its members."""
-        present = [m for m in self.hub.membership.training() if m.live(self.hub.now)]
-        names = [m.name for m in present]
-        if names == self.members or not self._assembled(len(names)):
+        """Begin an epoch when other learners are there than its members, or one is to be dialled elsewhere.
+
+        Who has no connection just now stays a member while its lease lives, but does not become one.
+        """
+        training, now, known = self.hub.membership.training(), self.hub.now, set(self.members)
+        present = [m for m in training if m.live(now) and (m.name in known or m.connection is not None)]
+        names, told = [m.name for m in present], [(m.name, m.address) for m in present]
+        if told == self._told or not self._assembled(len(names)):
             return
         self.epoch += 1
-        self.members = names
+        self.members, self._told = names, told
         self.hub.note("epoch", number=self.epoch, round=self._next_round, members=names)
+        message = self._message()
         for member in present:
-            self.hub.send(member, self._message())
+            self.hub.send(member, message)
 
     def _assembled(self, present: int) -> bool:
-        """Whether the first epoch may begin: all expected learners are there, or they had their time."""
-        if self.epoch or present >= self.hub.num_learners:
+        """Whether the first epoch may begin: all expected learners are there, or they had their time.
+
+        So it is again after a resume, which restores the number of the last epoch, and not its members.
+        """
+        if self.members or present >= self.hub.num_learners:
             return True
         if self.assemble_by_s is None and present:
             self.assemble_by_s = self.hub.now + self.policy.lease_s
@@ -81,19 +98,27 @@ class Gathering(Merging):
 
     def repeat_fates(self, member: Member) -> None:
         super().repeat_fates(member)
-        if self.epoch and member.state == "training":
+        if self.hub.phase == "training":
+            self._review_members()
+        if self.members and member.state == "training":
             self.hub.send(member, self._message())
 
     # ---- rounds of the learners ----------------------------------------------------------------------
 
     def mixed(self, member: Member, mixed: msg.RoundMixed) -> None:
         """A learner ended a round: its work is in parameters that others will meet."""
+        if mixed.epoch > self.epoch or mixed.round > self.round + MOST_AHEAD:
+            newest = f"the newest are {self.round} and {self.epoch}"
+            self.hub.refuse(member.name, "round", f"round {mixed.round} of epoch {mixed.epoch}: {newest}")
+            return
         self._enter(member, mixed.round)
         member.mbps = mixed.mbps or member.mbps
         self.round = max(self.round, mixed.round)
         if any(not meeting.missed for meeting in mixed.meetings):
             member.merged += 1
             self.hub.admission.merged(member)
+        self.bytes_up += mixed.bytes_up
+        self.bytes_down += mixed.bytes_down
         for meeting in mixed.meetings:
             self._compare(member.name, mixed, meeting)
 
@@ -109,18 +134,28 @@ class Gathering(Merging):
         pair = sorted((name, meeting.partner))
         key = (mixed.epoch, mixed.round, pair[0], pair[1])
         took = not meeting.missed
-        other = self._sides.pop(key, None)
+        other = self._sides.get(key)
+        if other is not None and other[0] == name:
+            return  # once more
+        self._sides.pop(key, None)
         if other is None:
-            self._sides[key] = (took, mixed.correction)
-            if len(self._sides) > SIDES_KEPT:
+            self._count(meeting)
+            self._sides[key] = (name, took, mixed.correction)
+            if len(self._sides) > max(SIDES_KEPT, 4 * len(self.members)):
                 del self._sides[next(iter(self._sides))]
-        elif other[0] != took:
+        elif other[1] != took:
             self.half_exchanges += 1
-            correction = mixed.correction if took else other[1]
+            correction = mixed.correction if took else other[2]
             self.hub.note(
                 "half_exchange", epoch=mixed.epoch, round=mixed.round, learners=pair,
                 drift=correction / max(1, len(self.members)),
             )  # fmt: skip
+
+    def _count(self, meeting: msg.Meeting) -> None:
+        if meeting.missed:
+            self.missed[meeting.missed] = self.missed.get(meeting.missed, 0) + 1
+        else:
+            self.meetings += 1
 
     # ---- relaying ------------------------------------------------------------------------------------
 
@@ -178,7 +213,7 @@ class Gathering(Merging):
         round = self.rounds.open.get(fragment)
         if round is None or round.merging or round.final or self.hub.phase != "training":
             return
-        missing = [m for m in self.hub.membership.training() if self._still_comes(m, round)]
+        missing = any(self._still_comes(m, round) for m in self.hub.membership.sorted())
         until_s = round.opened_s + self.policy.lease_s
         if missing and self.hub.now < until_s:
             self.hub.timer(f"round.{fragment}", until_s)
@@ -186,10 +221,13 @@ class Gathering(Merging):
             self.hub.timer(f"round.{fragment}", None)
             self.close(round)
         else:
+            reason = "nobody has shown its parameters"
+            self.hub.note("round_given_up", fragment=fragment, round=round.number, reason=reason)
             self.cancel_open()
 
     def _still_comes(self, member: Member, round: Round) -> bool:
-        return member.name in round.members and member.name not in round.arrived and member.live(self.hub.now)
+        awaited = member.name in round.members and member.name not in round.arrived
+        return awaited and member.state == "training" and member.live(self.hub.now)
 
     def merge_done(self, event: ev.MergeDone) -> None:
         round = self.rounds.open[event.fragment]
@@ -202,6 +240,7 @@ class Gathering(Merging):
 
     def _note_merged(self, round: Round, event: ev.MergeDone) -> None:
         super()._note_merged(round, event)
+        self.distance = event.norm
         self.hub.note(
             "consensus", version=event.version, round=self.round, learners=sorted(round.arrived),
             distance=event.norm,

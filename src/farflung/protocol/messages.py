@@ -41,6 +41,8 @@ class RoundMixed(msgspec.Struct, frozen=True, kw_only=True):
     meetings: list[Meeting]
     correction: float  # ||c_i||
     mbps: float | None = None  # what its link was seen to carry
+    bytes_up: int = 0  # of vectors that went straight to partners, since the last report
+    bytes_down: int = 0  # and that came straight from them
 
 
 # ---- learner to syncer ---------------------------------------------------------------------------------

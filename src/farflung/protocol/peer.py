@@ -44,9 +44,21 @@ LATE = "late"  # the round has ended here
 STRANGER = "stranger"  # no meeting of this name
 
 
+_newest: tuple[list[msg.Peer], mixing.Members] = ([], mixing.Members(()))
+
+
+def members_of(peers: list[msg.Peer]) -> mixing.Members:
+    """Peers as the matchings want them. Learners that share a process often share the message, too."""
+    global _newest
+    if peers is not _newest[0]:
+        names, mbps = tuple(p.name for p in peers), tuple(p.mbps for p in peers)
+        _newest = (peers, mixing.Members(names=names, mbps=mbps))
+    return _newest[1]
+
+
 def slot(turn: int, place: int) -> int:
     """Downlink slot of a partner's vector. Slot 0 holds values to install; two turns may be on their way."""
-    return 1 + (turn % 2) * MAX_PARTNERS + place
+    return 1 + 2 * place + turn % 2
 
 
 @dataclass
@@ -104,6 +116,10 @@ class PeerExchange:
         self.step_s = Ema()
         self.mbps: float | None = None
         self.misses: dict[str, int] = {}  # in a row, by partner
+        self.moved = {
+            "up": 0,
+            "down": 0,
+        }  # bytes straight to and from partners that the hub was not told of yet
         self.shown: box.Shown | None = None  # on its way to the hub
         self.last_round: int | None = None  # of the hand-in
         self.handed_in = False
@@ -126,22 +142,24 @@ class PeerExchange:
         self._begin()
 
     def told(self, message: msg.Epoch) -> None:
-        """Who may meet whom from the next round on; who is no longer there is not waited for."""
-        if self.epoch is not None and message.number < self.epoch.number:
+        """Who may meet whom from the next round on; who is no longer there is not waited for.
+
+        A repeat changes nothing, nor does one that was meant for an earlier life of this learner.
+        """
+        if self.machine.phase != "training" or self._knows(message):
             return
-        self.epoch = message
-        self.members = mixing.Members(
-            names=tuple(p.name for p in message.members), mbps=tuple(p.mbps for p in message.members)
-        )
+        self.epoch, self.members = message, members_of(message.members)
         self._forget([o for o in self.awaited if self._next_slot(o) is None and not self._is_now(o)])
         if self.meeting is None:
             self._begin()
             return
-        present = set(self.members.names)
         for name, partner in self.meeting.partners.items():
-            if name not in present and not partner.settled:
+            if not partner.settled and self._index(name) is None:
                 self._miss(partner, "lost")
         self._review()
+
+    def _knows(self, message: msg.Epoch) -> bool:
+        return self.epoch is not None and message.number <= self.epoch.number
 
     def _begin(self) -> None:
         """Begin a round: its partners are known, its end is ``H_i`` steps ahead."""
@@ -172,17 +190,23 @@ class PeerExchange:
     def _partners(self, round: int, turn: int) -> dict[str, Partner]:
         """Whom this learner meets in a round of the newest epoch, sorted by name; nobody if it is no member."""
         assert self.epoch is not None and self.members is not None
-        names = self.members.names
-        index = bisect_left(names, self.machine.learner)
-        if index == len(names) or names[index] != self.machine.learner:
+        index = self._index(self.machine.learner)
+        if index is None:
             return {}
-        matching = mixing.fitting(self.policy.matching, len(names), MAX_PARTNERS)
+        matching = mixing.fitting(self.policy.matching, len(self.members), MAX_PARTNERS)
         found = mixing.partners(matching, self.epoch.seed, round, self.members, index)
         peers = self.epoch.members
         return {
             peers[j].name: Partner(peers[j], slot(turn, place), self.policy.mixing * weight)
             for place, (j, weight) in enumerate(found)
         }
+
+    def _index(self, name: str) -> int | None:
+        """A member's place in the newest epoch."""
+        assert self.members is not None
+        names = self.members.names
+        index = bisect_left(names, name)
+        return index if index < len(names) and names[index] == name else None
 
     def _hold(self, step: int, reason: str) -> None:
         self.machine.post(box.RunUntil(step=step, reason=reason))
@@ -219,9 +243,10 @@ class PeerExchange:
             missed = "not_finite" if distance is None else partner.missed
             meetings.append(msg.Meeting(partner=name, missed=missed, distance=distance or 0.0))
             self.misses[name] = self.misses.get(name, 0) + 1 if missed else 0
+        moved, self.moved = self.moved, {"up": 0, "down": 0}
         return msg.RoundMixed(
             epoch=meeting.epoch, round=meeting.round, meetings=meetings, correction=mixed.correction,
-            mbps=self.mbps,
+            mbps=self.mbps, bytes_up=moved["up"], bytes_down=moved["down"],
         )  # fmt: skip
 
     # ---- waiting -------------------------------------------------------------------------------------
@@ -259,8 +284,10 @@ class PeerExchange:
                 if not partner.settled:
                     self._miss(partner, "deadline")
             self._review()
-        elif name == "offer" and rest in meeting.partners and not meeting.partners[rest].settled:
-            self._offer(meeting, meeting.partners[rest])
+        elif name == "offer":
+            round, _, to = rest.partition(".")  # one that was set in an earlier round has no say in this
+            if round == str(meeting.round) and not meeting.partners[to].settled:
+                self._offer(meeting, meeting.partners[to])
 
     def _miss(self, partner: Partner, why: str) -> None:
         """Nothing comes of this meeting; its vector is let go of."""
@@ -328,6 +355,8 @@ class PeerExchange:
         meeting = self.meeting
         assert meeting is not None and meeting.offered_s is not None
         partner.sent = True
+        if not partner.relayed:
+            self.moved["up"] += meeting.num_bytes
         took_s = self.machine.now - meeting.offered_s
         if took_s > 0 and not partner.tries:
             seen = 8e-6 * meeting.num_bytes / took_s
@@ -346,7 +375,8 @@ class PeerExchange:
         if refusal == EARLY:
             pause_s = RETRY_S[min(partner.tries, len(RETRY_S) - 1)]
             partner.tries += 1
-            timer = f"offer.{partner.peer.name}"
+            assert self.meeting is not None
+            timer = f"offer.{self.meeting.round}.{partner.peer.name}"
             self.machine.emit(act.SetTimer(name=timer, at_s=self.machine.now + pause_s))
         elif refusal or partner.relayed or not self.machine.attached:
             self._miss(partner, refusal or "unreachable")
@@ -406,7 +436,7 @@ class PeerExchange:
     def _next_slot(self, object_name: str) -> int | None:
         """Its slot, if it belongs to this learner's next round."""
         parsed = objects.parse_offer(object_name)
-        if parsed is None or self.epoch is None or parsed[3] != self.machine.learner:
+        if parsed is None or self.epoch is None or parsed[3] != self.machine.learner or self._is_over:
             return None
         if parsed[:2] != (self.epoch.number, self._next_round):
             return None
@@ -417,6 +447,8 @@ class PeerExchange:
         parsed = objects.parse_offer(object_name)
         if parsed is None or parsed[3] != self.machine.learner:
             return STRANGER
+        if self._is_over:
+            return LATE
         epoch, round = parsed[:2]
         known = -1 if self.epoch is None else self.epoch.number
         if epoch > known or (epoch == known and round > self._next_round):
@@ -424,6 +456,11 @@ class PeerExchange:
         if epoch == known and round == self._next_round:
             return STRANGER
         return LATE
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether this learner begins no round any more."""
+        return self.last_round is not None or self.machine.phase in ("finishing", "saving", "ended")
 
     def _is_now(self, object_name: str) -> bool:
         """Whether an object belongs to the round under way."""
@@ -446,6 +483,8 @@ class PeerExchange:
         if name in self.relays:
             self.relays.remove(name)
             self._answer_relay(name, "")
+        else:
+            self.moved["down"] += event.num_bytes
         self.here.add(name)
         partner = self._from(name)
         if partner is not None:
@@ -576,8 +615,9 @@ class PeerExchange:
         self._leave()
 
     def abandon(self) -> None:
-        """This incarnation is over: nothing of it is sent or awaited any more."""
+        """This incarnation is over: nothing of it is sent or awaited any more; the next gets its own epoch."""
         self._leave()
+        self.epoch = self.members = None
         if self.shown is not None:
             self.machine.emit(act.CancelUpload(object=self._contribution(self.shown.round)))
         self.shown = self.contribution = None

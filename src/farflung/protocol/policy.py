@@ -49,16 +49,21 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     exchange_s: float | None = None  # how long a partner is waited for; None follows from measured times
     gathers: int = 10  # times in a run that the consensus average is measured, beside the last
 
+    # methods that keep a buffer of what they have not sent; None with all others
+    buffer_decay: float | None = None  # beta: share of the buffer that stays for the next round
+    reduce: Literal["world", "contributors"] | None = None  # mean over all, or over who sent a coefficient
+
     def __post_init__(self) -> None:
         gossip = self.topology == "gossip"  # may overlap a whole round
-        tau = max(0, self.overlap_steps - 1) if gossip and self.overlap_steps > 0 else self.overlap_steps
-        schedule.check(self.sync_every_steps, self.num_fragments, tau)
+        schedule.check(self.sync_every_steps, self.num_fragments, 0 if gossip else self.overlap_steps)
         _require(self.quorum == "all" or self.quorum >= 1, "quorum", self.quorum, "at least 1, or 'all'")
         _require(0 <= self.grace_gamma < 1, "grace_gamma", self.grace_gamma, "in [0, 1)")
         _require(0 <= self.mix_alpha < 1, "mix_alpha", self.mix_alpha, "in [0, 1)")
         _require(0 < self.lease_s < inf, "lease_s", self.lease_s, "above 0, in seconds")
         lead = self.max_lead_steps
         _require(lead is None or lead >= 1, "max_lead_steps", lead, "at least 1, or absent")
+        beta = self.buffer_decay
+        _require(beta is None or 0 <= beta <= 1, "buffer_decay", beta, "from 0 to 1, or absent")
         if self.mix_alpha and self.adoption != "mix":
             raise ValueError(f"mix_alpha = {self.mix_alpha} has no effect with adoption = {self.adoption!r}")
         if self.pace == "lockstep" and lead is not None:
@@ -71,6 +76,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     def _check_gossip(self) -> None:
         _require(self.num_fragments == 1, "num_fragments", self.num_fragments, "1 with topology = 'gossip'")
+        H, tau = self.sync_every_steps, self.overlap_steps
+        _require(0 <= tau <= H, "overlap_steps", tau, f"in 0..{H}, the steps of a round")
         _require(0 <= self.mixing < inf, "mixing", self.mixing, "at least 0")
         _require(self.gathers >= 0, "gathers", self.gathers, "at least 0")
         wait_s = self.exchange_s
@@ -89,6 +96,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         fields = msgspec.to_builtins(self)
         for field in () if self.topology == "gossip" else GOSSIP_FIELDS:
             del fields[field]
+        for field in BUFFER_FIELDS:
+            if fields[field] is None:
+                del fields[field]
         return hashlib.sha256(msgspec.json.encode(fields, order="sorted")).hexdigest()[:8]
 
     def steps_of(self, learner: str) -> int:
@@ -106,6 +116,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 GOSSIP_FIELDS = ("matching", "mixing", "momentum_on", "local_steps", "exchange_s", "gathers")
+BUFFER_FIELDS = ("buffer_decay", "reduce")
 _DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(Policy)} | {"local_steps": {}}
 
 

@@ -68,9 +68,9 @@ class Rounds:
     def __init__(self, policy: Policy):
         self.policy = policy
         self.open: dict[int, Round] = {}
-        self.most_open = schedule.max_in_flight(
-            policy.sync_every_steps, policy.num_fragments, policy.overlap_steps
-        )
+        gossip = policy.topology == "gossip"  # its rounds take averages, whatever partners overlap
+        tau = 0 if gossip else policy.overlap_steps
+        self.most_open = schedule.max_in_flight(policy.sync_every_steps, policy.num_fragments, tau)
         self.next_fragment = 0
         self.next_number = [1] * policy.num_fragments
         self.closed = 0

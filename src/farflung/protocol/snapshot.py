@@ -5,10 +5,25 @@ from typing import Any
 import msgspec
 
 from farflung.core.quorum import Ema
+from farflung.protocol.gathering import Gathering
 from farflung.protocol.ledger import Window
 from farflung.protocol.membership import Member
 from farflung.protocol.messages import Fate
 from farflung.protocol.syncer import SyncerMachine
+
+
+class Gathered(msgspec.Struct, frozen=True, kw_only=True):
+    """Gossip: what a `Gathering` knows. Members come back by themselves, into a new epoch."""
+
+    epoch: int
+    round: int
+    gathered: int
+    half_exchanges: int
+    meetings: int = 0
+    missed: dict[str, int] = {}
+    distance: float | None = None
+    bytes_up: int = 0
+    bytes_down: int = 0
 
 
 class SyncerSnapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,6 +47,7 @@ class SyncerSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     rejoins: int
     refused: dict[str, int]
     fates: list[tuple[str, int, int, dict[int, Fate]]] = []  # by learner, incarnation, fragment; for repeats
+    gathering: Gathered | None = None
 
 
 def snapshot(machine: SyncerMachine) -> SyncerSnapshot:
@@ -56,7 +72,12 @@ def snapshot(machine: SyncerMachine) -> SyncerSnapshot:
         rejoins=machine.admission.rejoins,
         refused=machine.refused,
         fates=[(*key, fates) for key, fates in sorted(merging.fates.items()) if fates],
+        gathering=_gathered(merging) if isinstance(merging, Gathering) else None,
     )
+
+
+def _gathered(gathering: Gathering) -> Gathered:
+    return Gathered(**{field: getattr(gathering, field) for field in Gathered.__struct_fields__})
 
 
 def restore(machine: SyncerMachine, saved: SyncerSnapshot, now: float) -> None:
@@ -74,6 +95,10 @@ def restore(machine: SyncerMachine, saved: SyncerSnapshot, now: float) -> None:
     rounds = merging.rounds
     rounds.next_fragment, rounds.next_number = saved.next_fragment, list(saved.next_number)
     rounds.closed, rounds.xi_quorum, rounds.xi_sync = saved.closed, saved.xi_quorum, saved.xi_sync
+    if isinstance(merging, Gathering) and saved.gathering is not None:
+        for field in Gathered.__struct_fields__:
+            setattr(merging, field, getattr(saved.gathering, field))
+        merging.missed = dict(saved.gathering.missed)
     for member in sorted(saved.members, key=lambda m: m.index):
         member.connection = None
         if member.state == "saved":

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from farflung.protocol import actions as act
 from farflung.protocol import events as ev
 from farflung.protocol import messages as msg
+from farflung.protocol import objects
 from farflung.protocol.actions import SyncerAction
 from farflung.protocol.admission import Admission
 from farflung.protocol.ending import Ending
@@ -33,6 +34,14 @@ def malformed(message: msg.LearnerMessage, member: Member, num_fragments: int) -
             return f"{kind}: a fragment outside 0..{num_fragments - 1}"
         if any(version > member.announced[p] for p, version in message.adopted):
             return f"{kind}: adopted a version that was never announced"
+        mixed = message.mixed
+        if mixed is not None and not (
+            mixed.round >= 0
+            and (mixed.mbps is None or 0 < mixed.mbps < float("inf"))
+            and min(mixed.bytes_up, mixed.bytes_down) >= 0
+            and len({member.name, *(m.partner for m in mixed.meetings)}) == len(mixed.meetings) + 1
+        ):
+            return f"{kind}: round {mixed.round}, mbps = {mixed.mbps}, bytes {mixed.bytes_up}, {mixed.bytes_down}"
     if isinstance(message, msg.Contribute) and message.fragment not in every:
         return f"{kind}: fragment {message.fragment} is outside 0..{num_fragments - 1}"
     if (
@@ -210,8 +219,18 @@ class SyncerMachine:
 
     def _relay(self, member: Member, event: ev.MessageArrived) -> None:
         message, gathering = event.message, self.merging
+        assert isinstance(message, msg.Relay | msg.Relayed)
+        ends = (
+            (member.name, message.partner)
+            if isinstance(message, msg.Relay)
+            else (message.partner, member.name)
+        )
+        offer = objects.parse_offer(message.object)
         if not isinstance(gathering, Gathering):
             self.refuse(member.name, "malformed", "a relay in a run without partners")
+        elif offer is None or offer[2:] != ends:
+            detail = f"{type(message).__name__}: not an offer from {ends[0]} to {ends[1]}"
+            self.refuse(member.name, "malformed", detail)
         elif isinstance(message, msg.Relay):
             gathering.relay(member, message)
         elif isinstance(message, msg.Relayed):

@@ -7,11 +7,15 @@ from itertools import pairwise
 
 from farflung.report import spans
 from farflung.report.history import History, Interval, Merged, median
+from farflung.report.meetings import usual_round_s
 
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """goodput, uptime: see the functions. Byte counts are payloads seen on the tape, per direction."""
+    """goodput, uptime: see the functions. Byte counts are payloads seen on the tape, per direction.
+
+    Gossip: a merge is a learner's round that ended, its breadth the learners that were mixed in it.
+    """
 
     num_learners: int
     quorum: int
@@ -36,7 +40,6 @@ class Figures:
 
 
 def figures(history: History) -> Figures:
-    gaps = merge_gaps(history)
     return Figures(
         num_learners=history.num_learners,
         quorum=quorum(history),
@@ -49,7 +52,7 @@ def figures(history: History) -> Figures:
         merges=len(history.merges),
         mean_merge_breadth=mean_breadth(history.merges),
         narrow_merges=narrow(history.merges),
-        median_merge_gap_s=median(b - a for a, b in gaps),
+        median_merge_gap_s=usual_merge_gap_s(history),
         largest_merge_gap_s=_length(largest_merge_gap(history)),
         kills=sum(m.get("fault") == "kill" for m in history.faults),
         rejoins=len(history.of_kind("rejoined")),
@@ -62,7 +65,9 @@ def figures(history: History) -> Figures:
 
 
 def quorum(history: History) -> int:
-    """K in learners: the policy's quorum, where "all" means every learner of the run."""
+    """K in learners: the policy's quorum, where "all" means every learner of the run; 1 in gossip."""
+    if history.gossip is not None:
+        return 1
     k = history.policy.get("quorum", 1)
     return history.num_learners if k == "all" else int(k)
 
@@ -93,7 +98,7 @@ def mean_breadth(merges: Iterable[Merged]) -> float:
 
 
 def narrow(merges: Iterable[Merged]) -> int:
-    """Merges with one contributor while more learners were live (P16)."""
+    """Merges with one contributor while more learners were live (P16). Gossip: rounds that missed all partners."""
     return sum(m.breadth <= 1 < m.live for m in merges)
 
 
@@ -101,6 +106,13 @@ def merge_gaps(history: History) -> list[Interval]:
     """The times between merges that follow each other; the plain average at the end does not count."""
     times = [m.t for m in history.merges if not m.final]
     return list(pairwise(times))
+
+
+def usual_merge_gap_s(history: History) -> float:
+    """Median time between merges; gossip: between the ends of a learner's rounds."""
+    if history.gossip is not None:
+        return usual_round_s(history.gossip)
+    return median(b - a for a, b in merge_gaps(history))
 
 
 def largest_merge_gap(history: History) -> Interval | None:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from farflung.report.gossip import Gossip, GossipFold, learner_of
+from farflung.report.gossip import waits as partner_waits
 from farflung.tape import Record
 
 Data = dict[str, Any]
@@ -29,7 +31,11 @@ class Step:
 
 @dataclass(frozen=True)
 class Merged:
-    """One committed merge. `final` merges are the plain average at the end."""
+    """One committed merge. `final` merges are the plain average at the end.
+
+    Gossip: a learner's round that ended, `learners` being those whose vectors it mixed, itself first, and `live`
+    how many it would have been had it missed nobody.
+    """
 
     t: float
     fragment: int
@@ -56,12 +62,13 @@ class Note:
 
 @dataclass(frozen=True)
 class Transfer:
-    """Payload bytes that a learner sent (`up`) or received (`down`) by time t."""
+    """Payload bytes that a learner sent (`up`) or received (`down`) by time t; `partner`: to or from another."""
 
     t: float
     learner: str
     up: int
     down: int
+    partner: bool = False
 
 
 @dataclass(frozen=True)
@@ -87,6 +94,7 @@ class History:
     welcomes: list[tuple[float, str]] = field(default_factory=list)  # (t, learner): admitted
     troubles: list[Trouble] = field(default_factory=list)
     metrics: list[Data] = field(default_factory=list)
+    gossip: Gossip | None = None  # None: learners met at a hub
     last_s: float = 0.0
     ended_s: float | None = None
     end_reason: str | None = None
@@ -165,6 +173,7 @@ class _Fold:
         self.seen: set[tuple[str, int, int]] = set()  # (learner, incarnation, sequence)
         self.reports: dict[str, list[_Report]] = {}
         self.final: set[tuple[int, int]] = set()  # (fragment, version) of final merges
+        self.gossip = GossipFold()
         self.sizes: list[int] = []  # bytes of each fragment's fp32 state
         self.on: dict[str, Callable[[Record], None]] = {
             "MessageArrived": self._message,
@@ -193,8 +202,26 @@ class _Fold:
         for learner, reports in sorted(self.reports.items()):
             history.steps[learner], history.waits[learner] = _place(reports)
         history.troubles.sort(key=lambda x: x.t)
+        if history.policy.get("topology") == "gossip":
+            self._add_gossip(self.gossip.finish())
         history.num_learners = history.num_learners or len(history.learners)
         return history
+
+    def _add_gossip(self, gossip: Gossip) -> None:
+        """Learners' ends of rounds take the place of merges: the hub's are consensus averages."""
+        history = self.history
+        history.gossip = gossip
+        history.merges = [
+            Merged(
+                t=end.t, fragment=0, version=end.round, learners=(end.learner, *end.met), breadth=1 + len(end.met),
+                live=1 + len(end.sides), tokens=end.tokens, quorum_s=0.0, grace_s=0.0, final=False,
+            )
+            for end in gossip.rounds
+        ]  # fmt: skip
+        history.transfers += [Transfer(x.t, x.learner, x.up, x.down, partner=True) for x in gossip.moved]
+        history.transfers.sort(key=lambda x: x.t)
+        for learner, interval in partner_waits(gossip):
+            history.waits.setdefault(learner, []).append(interval)
 
     def _header(self, data: Data) -> None:
         self.history.policy = data.get("policy") or {}
@@ -234,6 +261,7 @@ class _Fold:
         self.seen.add(key)
         self.tokens += message.get("tokens", 0)
         self.reports.setdefault(learner, []).append(_Report(t, incarnation, message, self.tokens))
+        self.gossip.boundary(t, learner, incarnation, message)
         adopted = [f for f, _ in message.get("adopted", []) if f < len(self.sizes)]
         if adopted:
             self._transfer(t, learner, down=sum(self.sizes[f] for f in adopted))
@@ -271,6 +299,8 @@ class _Fold:
         elif note.kind == "all_reduced":
             for learner in note.data["learners"]:
                 self._transfer(note.t, learner, up=note.data["up"], down=note.data["down"])
+        elif note.kind == "consensus":
+            self.gossip.averaged(note.t, note.data)
 
     def _merged(self, note: Note) -> Merged:
         get = note.data.get
@@ -293,9 +323,10 @@ class _Fold:
         self.history.ended_s, self.history.end_reason = record.t, str(record.data.get("reason", ""))
 
     def _learner_side(self, record: Record) -> None:
+        self.gossip.learner_side(record)
         text = {"TrainerGone": "trainer gone", "LinkDown": "link down"}.get(record.type)
         if text is not None:
-            learner = record.node.split(".")[0]
+            learner = learner_of(record.node)
             reason = record.data.get("reason")
             self.history.troubles.append(Trouble(record.t, learner, f"{text}: {reason}" if reason else text))
 
@@ -304,22 +335,27 @@ def _place(reports: list[_Report]) -> tuple[list[Step], list[Interval]]:
     """Where on the clock a learner's steps lie: each ends when its report arrived, or earlier.
 
     Reports that were held up by a broken link arrive in one burst: steps of one incarnation never overlap,
-    so a burst is laid out backwards from its last report.
+    so a burst is laid out backwards from its last report. A step reports the whole wait before it; what was
+    reported while it lasted lies inside.
     """
     steps: list[Step] = []
     waits: list[Interval] = []
-    latest, incarnation = float("inf"), -1
+    begin = latest = float("inf")  # of the step after this report; of the wait before it
+    incarnation = -1
     for report in reversed(reports):
         if report.incarnation != incarnation:
-            latest, incarnation = float("inf"), report.incarnation
+            begin, latest, incarnation = float("inf"), float("inf"), report.incarnation
         message = report.message
-        end = min(report.t, latest)
-        start = end - message.get("step_s", 0.0)
         if message.get("tokens", 0) > 0:
+            end = min(report.t, latest)
+            start = begin = end - message.get("step_s", 0.0)
             steps.append(Step(start, end, message["tokens"], message.get("loss"), report.run_tokens))
-        latest = start - message.get("wait_s", 0.0)
-        if latest < start:
-            waits.append((latest, start))
+        else:
+            start = min(report.t, begin)
+        waited = start - message.get("wait_s", 0.0)
+        latest = min(latest, waited)
+        if waited < start:
+            waits.append((waited, start))
     return steps[::-1], waits[::-1]
 
 

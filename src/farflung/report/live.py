@@ -98,9 +98,12 @@ def plain_line(status: Status) -> str:
     if status.get("eval"):
         parts.append(f"eval {status['eval'][-1]['loss']:.3f}")
     if status.get("merges"):
+        what = "average" if status.get("gossip") else "merge"
         parts.append(
-            f"last merge {_ago(status, status['merges'][-1]['t'])} of {status['merges'][-1]['breadth']}"
+            f"last {what} {_ago(status, status['merges'][-1]['t'])} of {status['merges'][-1]['breadth']}"
         )
+    if status.get("gossip"):
+        parts.append(_gossip(status))
     if status.get("waiting"):
         parts.append(f"waiting: {'; '.join(status['waiting'])}")
     return ", ".join(parts)
@@ -108,9 +111,11 @@ def plain_line(status: Status) -> str:
 
 def screen(status: Status, width: int = 120) -> RenderableType:
     """Progress, learners, merges and events as one block for a terminal of that many columns."""
-    parts: list[RenderableType] = [_headline(status), _progress(status, width), Text()]
-    parts += [_learners(status), Text()]
-    last = [_merges(status), _notes(status)]
+    parts: list[RenderableType] = [_headline(status), _progress(status, width)]
+    if status.get("gossip"):
+        parts.append(Text(_gossip(status), no_wrap=True, overflow="ellipsis"))
+    parts += [Text(), _learners(status), Text()]
+    last = [_averages(status) if status.get("gossip") else _merges(status), _notes(status)]
     parts += [_row(last)] if width >= 100 else [last[0], Text(), last[1]]
     parts += [Text(f"waiting: {reason}", style="yellow") for reason in status.get("waiting") or []]
     return Group(*parts)
@@ -141,6 +146,30 @@ def _progress(status: Status, width: int) -> RenderableType:
             Text(_eta(status) + _merged(status), style="dim"),
         ],
         gap=2,
+    )
+
+
+def _gossip(status: Status) -> str:
+    """Epoch, members, meetings missed, and how far apart learners were: only where they meet partners."""
+    gossip = status["gossip"]
+    missed, half = gossip.get("missed") or {}, gossip.get("half_exchanges", 0)
+    parts = [f"epoch {gossip.get('epoch', 0)} ({gossip.get('members', 0)} members)"]
+    if gossip.get("distance") is not None:
+        parts.append(f"consensus distance {gossip['distance']:.3g}")
+    parts.append(f"{short(gossip.get('meetings', 0))} meetings")
+    if half:
+        parts.append(f"{short(half)} half exchange{'s' if half > 1 else ''}")
+    parts.append(f"{short(sum(missed.values()))} missed{_reasons(missed)}")
+    return ", ".join(parts)
+
+
+def _reasons(counts: dict[str, int]) -> str:
+    """The most frequent first."""
+    ordered = sorted(counts.items(), key=lambda x: (-x[1], x[0]))
+    return (
+        f" ({', '.join(f'{reason} {short(n)}' for reason, n in ordered if n)})"
+        if any(counts.values())
+        else ""
     )
 
 
@@ -199,6 +228,17 @@ def _merges(status: Status) -> Table:
             _or_dash(m.get("quorum_s"), "{:.2f} s"),
             _or_dash(m.get("grace_s"), "{:.2f} s"),
         )
+    return table
+
+
+def _averages(status: Status) -> Table:
+    """Gossip: what the hub took of all learners' parameters."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("last averages", no_wrap=True)
+    for name in ("version", "learners"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for m in (status.get("merges") or [])[-NUM_MERGES:][::-1]:
+        table.add_row(_ago(status, m["t"]), str(m.get("version", "")), str(m.get("breadth", "")))
     return table
 
 

@@ -95,9 +95,11 @@ figure svg {{ width: 100%; height: auto; display: block; }}
   display: grid; grid-auto-flow: column;
   grid-auto-columns: minmax(320px, 1fr); gap: 30px; overflow-x: auto;
 }}
+.runs svg {{ max-width: 640px; }}
 .runs figure {{ display: flex; flex-direction: column-reverse; justify-content: flex-end; }}
 .runs figcaption {{ color: var(--ink); font-weight: 600; }}
 .scroll {{ overflow-x: auto; }}
+.scroll + p {{ margin-top: 10px; }}
 table {{ border-collapse: collapse; width: 100%; font-size: 14px; font-variant-numeric: tabular-nums; }}
 th, td {{
   padding: 6px 14px 6px 0; text-align: right;
@@ -106,7 +108,8 @@ th, td {{
 th:first-child, table.words th, table.words td {{ text-align: left; }}
 thead th {{ color: var(--muted); font-weight: 500; font-size: 13px; }}
 tbody th {{ font-weight: 500; white-space: nowrap; }}
-table.compare td, table.compare thead th:not(:first-child) {{ text-align: left; width: 30%; }}
+table.compare td, table.compare thead th:not(:first-child) {{ text-align: left; }}
+table.compare thead th:first-child {{ width: 28%; min-width: 200px; }}
 table.compare tbody th {{ white-space: normal; }}
 table.compare tbody th small {{ display: block; font-weight: 400; font-size: 12.5px; }}
 table.compare tr:has(.bar) td {{ font-weight: 650; }}

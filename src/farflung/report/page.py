@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from farflung.errors import UserError
-from farflung.report import overlay, pictures, spans
+from farflung.protocol.policy import GOSSIP_FIELDS
+from farflung.report import gossip_page, overlay, partners, pictures, spans
 from farflung.report.folder import Folder, read_folder
 from farflung.report.history import Data, History
 from farflung.report.markup import Html, bar, details, document, figure, section, table, tag, tile
 from farflung.report.pictures import Frame
-from farflung.report.rows import ROWS
+from farflung.report.rows import rows_for
 from farflung.report.story import story
 from farflung.report.summary import summary_of
 from farflung.report.wording import num_bytes, percent, seconds, short
@@ -28,6 +29,10 @@ class Shown:
     @property
     def history(self) -> History:
         return self.folder.history
+
+    @property
+    def gossip(self) -> bool:
+        return self.history.gossip is not None
 
 
 def render(run_dirs: Path | Sequence[Path]) -> str:
@@ -64,7 +69,10 @@ def _one(run: Shown) -> str:
         tag("p", _lead(run), cls="lead"),
         tag("div", *_tiles(run), cls="tiles"),
         section("What happened", _story(h)),
-        section("Who was alive", figure(pictures.timeline(h, frame, name), TIMELINE)),
+        section(
+            "Who was alive",
+            figure(pictures.timeline(h, frame, name), gossip_page.TIMELINE if run.gossip else TIMELINE),
+        ),
         section(
             "Loss",
             tag(
@@ -74,20 +82,24 @@ def _one(run: Shown) -> str:
                 cls="pair",
             ),
         ),
-        section(
-            "Merges and bytes",
-            tag(
-                "div",
-                figure(pictures.breadth(h, frame, name), BREADTH),
-                figure(pictures.traffic(h, frame, name), TRAFFIC),
-                cls="pair",
-            ),
-        ),
+        _meetings(run, frame),
         section("Where the tokens went", *_ledger(run)),
         section("Learners", _learners(run)),
         section("Waits and refusals", *_reasons(h)),
         section("Method and recipe", *_recipe(run)),
     )
+
+
+def _meetings(run: Shown, frame: Frame) -> Html:
+    """Where learners' work came together."""
+    h, name = run.history, run.label
+    if run.gossip:
+        return section("Partners and bytes", gossip_page.pictures(h, frame, name))
+    drawn = [
+        figure(pictures.breadth(h, frame, name), BREADTH),
+        figure(pictures.traffic(h, frame, name), TRAFFIC),
+    ]
+    return section("Merges and bytes", tag("div", *drawn, cls="pair"))
 
 
 TIMELINE = (
@@ -96,6 +108,7 @@ TIMELINE = (
 LOSS_TOKENS = "Against tokens of all learners together: what the data bought."
 LOSS_TIME = "Against time: what the machines bought."
 LOSS_BYTES = "Against bulk bytes up and down, all learners together: what the links bought."
+AVERAGES = " Of gossip runs, parameters for averages are included."
 BREADTH = "How many learners' work each merge contains. Under the grey line: somebody live was left out."
 TRAFFIC = "Contributions go up, new versions come down. Payload only, as written on the tape."
 
@@ -109,14 +122,16 @@ def _lead(run: Shown) -> str:
     budget = run.history.budget_tokens
     of = f" of {short(budget)}" if budget else ""
     task = f" on {config['task']}" if config.get("task") else ""
+    what = f"rounds ended, {s['meetings']['total']} meetings" if run.gossip else "merges"
     return (
         f"{s['num_learners']} learners{task}, {short(s['tokens_trained'])}{of} tokens "
-        f"in {seconds(s['wall_s'] or 0)}, {s['steps']} inner steps, {s['merges']} merges."
+        f"in {seconds(s['wall_s'] or 0)}, {s['steps']} inner steps, {s['merges']} {what}."
     )
 
 
 def _tiles(run: Shown) -> list[Html]:
-    return [tile(row.name, row.show(run.summary), row.why) for row in ROWS if row.headline]
+    rows = rows_for([run.summary])
+    return [tile(name, row.value(run.summary), why) for row, name, why in rows if row.headline]
 
 
 def _story(history: History) -> Html:
@@ -137,20 +152,21 @@ def _ledger(run: Shown) -> list[object]:
         verdict = tag("span", "The ledger does not add up", cls="wrong")
         why = f": {fates['trained']:,} token-fragments trained, {known:,} accounted for."
     trained = fates["trained"] or 1
-    rows = [("merged", fates["merged"], "part of a merge")]
+    merged = "in a round that ended" if run.gossip else "part of a merge"
+    rows = [("merged", fates["merged"], merged)]
     rows += [(k.replace("_", " "), n, REASONS.get(k, "")) for k, n in fates["discarded"].items()]
     rows += [("in flight", fates["in_flight"], "trained, fate not decided when the tape ended")]
     if fates.get("unaccounted"):
         rows += [("unaccounted", fates["unaccounted"], "the run ended before its ledger was written")]
     shown = [(w, f"{n:,}", percent(n / trained), why) for w, n, why in rows]
-    note = "A token trains all fragments and each fragment merges on its own: the unit is tokens x fragments."
     return [
-        figure(pictures.ledger(fates, run.label), note),
+        figure(pictures.ledger(fates, run.label), gossip_page.LEDGER if run.gossip else LEDGER),
         tag("p", verdict, why),
         details("Every fate", table(["fate", "token-fragments", "share", "meaning"], shown)),
     ]
 
 
+LEDGER = "A token trains all fragments and each fragment merges on its own: the unit is tokens x fragments."
 REASONS = {
     "overlap": "trained between a merged snapshot and the adoption that overwrote it",
     "superseded": "overwritten by a newer version before it was contributed",
@@ -163,6 +179,8 @@ REASONS = {
 
 
 def _learners(run: Shown) -> Html:
+    if run.gossip:
+        return gossip_page.learners(run.history)
     head = [
         "learner",
         "steps",
@@ -207,7 +225,9 @@ def _reasons(h: History) -> list[object]:
     refused = Counter(key[:3] for key in turned)
     detail = {key[:3]: str(key[3].data.get("detail", "")) for key in turned}
     out: list[object] = []
-    if waits:
+    if h.gossip is not None:
+        out.append(tag("p", "Nobody waits for the hub; waits for partners are told above.", cls="muted"))
+    elif waits:
         out.append(table(["the syncer waited for", "times"], waits.most_common()))
     else:
         out.append(tag("p", "The syncer never had to wait.", cls="muted"))
@@ -219,8 +239,17 @@ def _reasons(h: History) -> list[object]:
     return out
 
 
+HUB_FIELDS = (
+    "pace", "quorum", "grace_gamma", "max_lead_steps", "throttle", "weighting", "merge", "merge_embedding",
+    "anchor", "adoption", "mix_alpha", "outer", "final",
+)  # fmt: skip
+"""Of a policy, and without effect in gossip."""
+
+
 def _recipe(run: Shown) -> list[object]:
     policy = run.history.policy or run.folder.config.get("policy") or {}
+    unread = HUB_FIELDS if run.gossip else ("topology", *GOSSIP_FIELDS)
+    policy = {field: value for field, value in policy.items() if field not in unread}
     recipe = {k: v for k, v in run.folder.config.items() if k != "policy"}
     digest = run.summary.get("digest")
     out: list[object] = [
@@ -241,18 +270,12 @@ def _plain(value: object) -> str:
 
 def _several(runs: list[Shown]) -> str:
     frame = Frame.around([r.history for r in runs])
-    kinds: list[tuple[str, Callable[[History, Frame, str], str]]] = [
-        (TIMELINE, pictures.timeline_narrow),
-        (LOSS_TOKENS, pictures.loss_by_tokens),
-        (LOSS_TIME, pictures.loss_by_time),
-        (BREADTH, pictures.breadth),
-        (TRAFFIC, pictures.traffic),
-    ]
     pairs = []
-    for caption, draw in kinds:
-        drawn = [figure(draw(r.history, frame, r.label), r.label) for r in runs]
+    for caption, draw, shown in _kinds(runs):
         pairs.append(tag("p", caption, cls="note"))
-        pairs.append(tag("div", *drawn, cls="runs"))
+        pairs.append(
+            tag("div", *(figure(draw(r.history, frame, r.label), r.label) for r in shown), cls="runs")
+        )
     names = " and ".join(r.label for r in runs) if len(runs) == 2 else ", ".join(r.label for r in runs)
     return document(
         f"farflung: {names}",
@@ -264,10 +287,46 @@ def _several(runs: list[Shown]) -> str:
         *(section(f"{r.label}: what happened", _story(r.history)) for r in runs),
         *(section(f"{r.label}: where the tokens went", *_ledger(r)) for r in runs),
         *(
-            section(f"{r.label}: learners, waits, recipe", _learners(r), *_reasons(r.history), *_recipe(r))
+            section(
+                f"{r.label}: learners, waits, recipe",
+                _learners(r),
+                *_missed(r),
+                *_reasons(r.history),
+                *_recipe(r),
+            )
             for r in runs
         ),
     )
+
+
+Draw = Callable[[History, Frame, str], str]
+
+
+def _kinds(runs: list[Shown]) -> list[tuple[str, Draw, list[Shown]]]:
+    """(caption, picture, runs that have it), in the page's order."""
+    hub, gossip = [r for r in runs if not r.gossip], [r for r in runs if r.gossip]
+    kinds: list[tuple[str, Draw, list[Shown]]] = [
+        (_both(TIMELINE, gossip_page.TIMELINE, runs), pictures.timeline_narrow, runs),
+        (LOSS_TOKENS, pictures.loss_by_tokens, runs),
+        (LOSS_TIME, pictures.loss_by_time, runs),
+        (BREADTH, pictures.breadth, hub),
+        (gossip_page.CONSENSUS, partners.consensus, gossip),
+        (gossip_page.WHO_MET, partners.who_met, gossip),
+        (_both(TRAFFIC, gossip_page.TRAFFIC, runs), _traffic, runs),
+    ]
+    return [kind for kind in kinds if kind[2]]
+
+
+def _both(hub: str, gossip: str, runs: list[Shown]) -> str:
+    """The captions that a picture of these runs needs."""
+    if not any(r.gossip for r in runs):
+        return hub
+    return gossip if all(r.gossip for r in runs) else f"{hub} Gossip: {gossip[0].lower()}{gossip[1:]}"
+
+
+def _traffic(history: History, frame: Frame, name: str) -> str:
+    draw = pictures.traffic if history.gossip is None else partners.traffic
+    return draw(history, frame, name)
 
 
 def _together(runs: list[Shown]) -> list[Html]:
@@ -275,20 +334,25 @@ def _together(runs: list[Shown]) -> list[Html]:
     return [
         figure(overlay.loss_by_tokens(named), LOSS_TOKENS),
         figure(overlay.loss_by_time(named), LOSS_TIME),
-        figure(overlay.loss_by_bytes(named), LOSS_BYTES),
+        figure(overlay.loss_by_bytes(named), LOSS_BYTES + (AVERAGES if any(r.gossip for r in runs) else "")),
     ]
 
 
 def _gap_sentence(runs: list[Shown]) -> str:
     ordered = sorted(runs, key=lambda r: float(r.summary["largest_merge_gap_s"]))
     parts = [f"{r.label} {seconds(r.summary['largest_merge_gap_s'])}" for r in ordered]
-    return f"Longest time in which nothing was merged: {', '.join(parts)}. Axes are shared."
+    gossip = " (gossip: no learner ended a round)" if any(r.gossip for r in runs) else ""
+    return f"Longest time in which nothing was merged{gossip}: {', '.join(parts)}. Axes are shared."
+
+
+def _missed(run: Shown) -> list[object]:
+    return gossip_page.missed(run.history) if run.gossip else []
 
 
 def _compare(runs: list[Shown]) -> Html:
     rows = []
-    for row in ROWS:
-        cells: list[object] = [row.show(r.summary) for r in runs]
+    for row, name, why in rows_for([r.summary for r in runs]):
+        cells: list[object] = [row.value(r.summary) for r in runs]
         if row.barred:
             most = max(float(r.summary[row.key] or 0) for r in runs) or 1.0
             values = [float(r.summary[row.key] or 0) for r in runs]
@@ -296,5 +360,5 @@ def _compare(runs: list[Shown]) -> Html:
                 bar(v / most, str(cell), "bad" if v == most and len(set(values)) > 1 else "")
                 for v, cell in zip(values, cells, strict=True)
             ]
-        rows.append([Html(f"{row.name}<small>{row.why}</small>"), *cells])
+        rows.append([Html(f"{name}<small>{why}</small>"), *cells])
     return table(["", *(r.label for r in runs)], rows, cls="compare")

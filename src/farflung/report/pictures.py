@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-import matplotlib.patheffects as effects
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
@@ -24,14 +23,13 @@ from farflung.report.canvas import (
     svg,
     time_axis,
 )
-from farflung.report.figures import largest_merge_gap, merge_gaps
+from farflung.report.drawing import Points, columns, cumulated, tag, thin, words_above
+from farflung.report.figures import largest_merge_gap, usual_merge_gap_s
 from farflung.report.history import Data, History, Merged, Step, median
 from farflung.report.outages import outages
 from farflung.report.wording import num_bytes, percent, seconds, short
 
-Points = list[tuple[float, float]]
-
-MAX_POINTS = 300  # a line; more would only grow the page
+NARROW = 6.0  # inches
 MAX_TICKS = 1500  # merge marks
 SPAN_COLOURS = {"joining": AMBER, "training": BLUE, "waiting": GREY, "silent": GREY, "dead": RED}
 FATE_COLOURS = (AMBER, RED, MUTED, GREY)
@@ -46,6 +44,7 @@ class Frame:
     loss: tuple[float, float]
     learners: int
     bytes: int
+    distance: tuple[float, float] | None = None  # gossip: consensus distances, if there are any
 
     @classmethod
     def around(cls, histories: Sequence[History]) -> "Frame":
@@ -60,7 +59,13 @@ class Frame:
             bytes=max(
                 max(sum(x.up for x in h.transfers), sum(x.down for x in h.transfers), 1) for h in histories
             ),
+            distance=_distances(histories),
         )
+
+
+def _distances(histories: Sequence[History]) -> tuple[float, float] | None:
+    found = [d for h in histories if h.gossip for d in h.gossip.distances() if d > 0]
+    return (0.6 * min(found), 1.7 * max(found)) if found else None
 
 
 # ---- loss ----------------------------------------------------------------------------------------------
@@ -89,14 +94,14 @@ def loss_by_time(history: History, frame: Frame, name: str = "") -> str:
 
 def _draw_loss(axes: Axes, train: list[Points], evals: Points, frame: Frame) -> None:
     for points in train:
-        axes.plot(*_columns(_thin(points)), color=SKY, linewidth=0.9, solid_capstyle="round")
+        axes.plot(*columns(thin(points)), color=SKY, linewidth=0.9, solid_capstyle="round")
     if evals:
-        axes.plot(*_columns(_thin(evals)), color=BLUE, linewidth=2.2, solid_capstyle="round")
+        axes.plot(*columns(thin(evals)), color=BLUE, linewidth=2.2, solid_capstyle="round")
         axes.plot(*evals[-1], "o", color=BLUE, markersize=4.5)
-        _tag(axes, evals[-1], f"eval {evals[-1][1]:.3f}", BLUE, dy=9)
+        tag(axes, evals[-1], f"eval {evals[-1][1]:.3f}", BLUE, dy=9)
     first = [points[0] for points in train if points]
     if first:
-        _tag(axes, max(first, key=lambda p: p[1]), "training, each learner", MUTED, dy=2, dx=10, left=True)
+        tag(axes, max(first, key=lambda p: p[1]), "training, each learner", MUTED, dy=2, dx=10, left=True)
     axes.set_ylim(*frame.loss)
 
 
@@ -130,16 +135,20 @@ def _losses(history: History) -> list[float]:
 
 
 def timeline(history: History, frame: Frame, name: str = "", width: float = 11.0) -> str:
-    """A row a learner: joining, training, silent, dead; faults and rejoins; below, every merge as a tick."""
+    """A row a learner: joining, training, silent, dead; faults and rejoins; below, every merge as a tick.
+
+    Gossip: missed meetings as ticks in the rows of those who missed a partner; below, every round that ended.
+    """
     learners = history.learners
     figure, axes = new_figure(width, 1.5 + 0.34 * len(learners))
     rows = {learner: len(learners) - i for i, learner in enumerate(learners)}
     for learner, row in rows.items():
         for span in spans.alive(history, learner):
             _draw_span(axes, span, row)
-    _draw_outages(axes, history, rows)
+    _draw_missed(axes, history, rows)
+    _draw_outages(axes, history, rows, 0.1 * frame.end_s)
     _draw_merges(axes, history)
-    axes.set_yticks([*rows.values(), 0], [*rows, "merges"])
+    axes.set_yticks([*rows.values(), 0], [*rows, "merges" if history.gossip is None else "rounds"])
     axes.tick_params(axis="y", labelcolor=INK)
     axes.set_ylim(-0.95, len(learners) + 0.75)
     axes.grid(False)
@@ -158,7 +167,14 @@ def _draw_span(axes: Axes, span: spans.Span, row: int) -> None:
     )
 
 
-def _draw_outages(axes: Axes, history: History, rows: dict[str, int]) -> None:
+def _draw_missed(axes: Axes, history: History, rows: dict[str, int]) -> None:
+    for m in _thin_marks([m for m in history.merges if m.breadth < m.live] if history.gossip else []):
+        row = rows[m.learners[0]]
+        axes.vlines(m.t, row - 0.36, row + 0.36, color=RED, linewidth=1.4)
+
+
+def _draw_outages(axes: Axes, history: History, rows: dict[str, int], early_s: float) -> None:
+    """Causes in words to the left, but for early ones, which would lie on the learners' names."""
     for outage in outages(history):
         row = rows.get(outage.learner)
         if row is None:
@@ -168,7 +184,8 @@ def _draw_outages(axes: Axes, history: History, rows: dict[str, int]) -> None:
         axes.plot(
             outage.began_s, row, "X", color=RED, markersize=8, markeredgecolor=PAPER, markeredgewidth=0.8
         )
-        _tag(axes, (outage.began_s, row), word, RED, dy=0, dx=-8)
+        early = outage.began_s < early_s
+        tag(axes, (outage.began_s, row), word, RED, dy=0, dx=8 if early else -8, left=early)
         if outage.merged_s is not None:
             axes.plot(
                 outage.merged_s,
@@ -184,7 +201,7 @@ def _draw_outages(axes: Axes, history: History, rows: dict[str, int]) -> None:
 def _draw_merges(axes: Axes, history: History) -> None:
     merges = _thin_marks(history.merges)
     axes.vlines([m.t for m in merges], -0.24, 0.24, color=INK, linewidth=0.9)
-    gap, usual = largest_merge_gap(history), median(b - a for a, b in merge_gaps(history))
+    gap, usual = largest_merge_gap(history), usual_merge_gap_s(history)
     if gap is None or gap[1] - gap[0] < 2 * usual:
         return
     axes.annotate(
@@ -193,15 +210,16 @@ def _draw_merges(axes: Axes, history: History) -> None:
         (gap[1], -0.42),
         arrowprops={"arrowstyle": "|-|,widthA=0.22,widthB=0.22", "color": RED, "shrinkA": 0, "shrinkB": 0},
     )
+    what = "a merge" if history.gossip is None else "a round's end"
     axes.text(
-        (gap[0] + gap[1]) / 2, -0.52, f"longest without a merge: {seconds(gap[1] - gap[0])}",
+        (gap[0] + gap[1]) / 2, -0.52, f"longest without {what}: {seconds(gap[1] - gap[0])}",
         color=RED, fontsize=8.5, ha="center", va="top",
     )  # fmt: skip
 
 
 def timeline_narrow(history: History, frame: Frame, name: str = "") -> str:
     """The same at half width, to stand next to another."""
-    return timeline(history, frame, name, width=6.0)
+    return timeline(history, frame, name, width=NARROW)
 
 
 def _legend(axes: Axes, history: History, width: float) -> None:
@@ -210,15 +228,11 @@ def _legend(axes: Axes, history: History, width: float) -> None:
     words: list[tuple[str, str]] = [(state, SPAN_COLOURS[state]) for state in SPAN_COLOURS if state in states]
     words = [(w, MUTED if c == GREY else c) for w, c in words]
     if history.of_kind("rejoined"):
-        words.append(("● rejoined: first work merged", GREEN))
-    x = 0.0
-    for word, colour in words:
-        shown = axes.annotate(
-            word, (x, 1.0), xycoords="axes fraction", xytext=(0, 4), textcoords="offset points",
-            color=colour, fontsize=8.5, fontweight="bold", va="bottom",
-        )  # fmt: skip
-        x += (0.094 * len(word) + 0.22) / width
-        shown.set_in_layout(False)
+        first = "first work merged" if history.gossip is None else "first mix with a partner"
+        words.append((f"● rejoined: {first}" if width > NARROW else "● rejoined", GREEN))
+    if history.gossip and any(m.breadth < m.live for m in history.merges):
+        words.append(("| missed a partner" if width > NARROW else "| missed", RED))
+    words_above(axes, words, width)
 
 
 # ---- merges, bytes, ledger -----------------------------------------------------------------------------
@@ -231,13 +245,13 @@ def breadth(history: History, frame: Frame, name: str = "") -> str:
     merges = [m for m in history.merges if not m.final]
     points = [(m.t, m.breadth) for m in _thin_marks(merges)]
     if points:
-        axes.step(*_columns([(m.t, m.live) for m in merges]), where="post", color=GREY, linewidth=1.6)
-        _tag(axes, (merges[0].t, merges[0].live), "live", MUTED, dy=8, left=True)
-        axes.plot(*_columns(points), "o", color=BLUE, markersize=3.6, markeredgewidth=0)
-        thin = [(m.t, m.breadth) for m in merges if m.breadth <= 1 < m.live]
-        if thin:
-            axes.plot(*_columns(thin), "o", color=RED, markersize=4.5, markeredgewidth=0)
-            _tag(axes, thin[0], "alone", RED, dy=-9, left=True)
+        axes.step(*columns([(m.t, m.live) for m in merges]), where="post", color=GREY, linewidth=1.6)
+        tag(axes, (merges[0].t, merges[0].live), "live", MUTED, dy=8, left=True)
+        axes.plot(*columns(points), "o", color=BLUE, markersize=3.6, markeredgewidth=0)
+        alone = [(m.t, m.breadth) for m in merges if m.breadth <= 1 < m.live]
+        if alone:
+            axes.plot(*columns(alone), "o", color=RED, markersize=4.5, markeredgewidth=0)
+            tag(axes, alone[0], "alone", RED, dy=-9, left=True)
     axes.set_ylim(0, frame.learners * 1.18)
     axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
     time_axis(axes, frame.end_s)
@@ -248,14 +262,14 @@ def traffic(history: History, frame: Frame, name: str = "") -> str:
     """Payload bytes sent up and down so far, all learners together."""
     figure, axes = new_figure()
     label(axes, "", "payload so far, all learners")
-    up = _cumulated([(x.t, x.up) for x in history.transfers if x.up], history.end_s)
-    down = _cumulated([(x.t, x.down) for x in history.transfers if x.down], history.end_s)
+    up = cumulated([(x.t, x.up) for x in history.transfers if x.up], history.end_s)
+    down = cumulated([(x.t, x.down) for x in history.transfers if x.down], history.end_s)
     for word, colour, line, other in (("up", GREEN, up, down), ("down", BLUE, down, up)):
         if line:
             room = (other[-1][1] - line[-1][1]) / frame.bytes if other else 1.0  # to the other line
-            axes.plot(*_columns(_thin(line)), color=colour, linewidth=2)
+            axes.plot(*columns(thin(line)), color=colour, linewidth=2)
             text = f"{word} {num_bytes(line[-1][1])}"
-            _tag(axes, line[-1], text, colour, dy=-9 if 0 < room < 0.15 else 9)
+            tag(axes, line[-1], text, colour, dy=-9 if 0 < room < 0.15 else 9)
     axes.set_ylim(0, frame.bytes * 1.18)
     axes.yaxis.set_major_locator(MaxNLocator(5))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: num_bytes(y)))
@@ -305,40 +319,6 @@ def _ledger_words(axes: Axes, parts: list[tuple[str, float, str]]) -> None:
 # ---- helpers -------------------------------------------------------------------------------------------
 
 
-def _tag(
-    axes: Axes, at: tuple[float, float], text: str, colour: str, dy: float, dx: float = 0, left: bool = False
-) -> None:
-    """A label at a data point, in the colour of what it names; `left`: the point is the text's left end."""
-    mark = axes.annotate(
-        text,
-        at,
-        xytext=(dx, dy),
-        textcoords="offset points",
-        color=colour,
-        fontsize=8.5,
-        fontweight="bold",
-        ha="left" if left else "right",
-        va="center",
-        path_effects=[effects.withStroke(linewidth=2.5, foreground=PAPER)],
-    )
-    mark.set_in_layout(False)
-
-
-def _cumulated(amounts: Sequence[tuple[float, int]], end_s: float) -> list[tuple[float, float]]:
-    total = 0.0
-    out: list[tuple[float, float]] = []
-    for t, amount in sorted(amounts):
-        total += amount
-        out.append((t, total))
-    return [*out, (max(end_s, out[-1][0]), total)] if out else []
-
-
-def _thin(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """At most about MAX_POINTS of the points, the last one kept."""
-    stride = max(1, -(-len(points) // MAX_POINTS))
-    return [*points[:-1:stride], points[-1]] if points else []
-
-
 def _thin_marks(merges: Sequence[Merged]) -> list[Merged]:
     """Marks for drawing: when there are too many, those nearest to the last one fall."""
     if len(merges) <= MAX_TICKS:
@@ -349,7 +329,3 @@ def _thin_marks(merges: Sequence[Merged]) -> list[Merged]:
         if m.t - out[-1].t >= least:
             out.append(m)
     return out
-
-
-def _columns(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
-    return [p[0] for p in points], [p[1] for p in points]

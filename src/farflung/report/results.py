@@ -4,7 +4,7 @@ from rich.table import Table
 from rich.text import Text
 
 from farflung.report.history import Data
-from farflung.report.rows import ROWS
+from farflung.report.rows import rows_for
 
 
 def result_table(summary: Data) -> Table:
@@ -15,10 +15,10 @@ def result_table(summary: Data) -> Table:
     table.add_column("figure")
     table.add_column("value", justify="right", style="bold", no_wrap=True)
     table.add_column("meaning", style="dim")
-    for row in ROWS:
+    for row, name, why in rows_for([summary]):
         if row.headline or row.key in ("wall_s", "ledger_exact"):
             try:
-                table.add_row(row.name, row.show(summary), row.why)
+                table.add_row(name, row.value(summary), why)
             except KeyError:
                 continue
     if digest := summary.get("digest"):

@@ -1,7 +1,8 @@
 """The headline figures of a summary: name, how each is shown, and what it means to a newcomer."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from farflung.report.history import Data
 from farflung.report.wording import num_bytes, percent, seconds, short
@@ -9,7 +10,11 @@ from farflung.report.wording import num_bytes, percent, seconds, short
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """`show` takes the whole summary. `headline`: shown at the top; `barred`: compared by bars."""
+    """`show` takes the whole summary. `headline`: shown at the top; `barred`: compared by bars.
+
+    gossip, gossip_name: what it means and is called in a gossip run, where that differs; `only`: it is shown for
+    runs of this topology alone.
+    """
 
     name: str
     key: str
@@ -17,6 +22,30 @@ class Row:
     why: str
     headline: bool = True
     barred: bool = False
+    gossip: str = ""
+    gossip_name: str = ""
+    only: Literal["", "hub", "gossip"] = ""
+
+    def words(self, topologies: set[str]) -> tuple[str, str]:
+        """Its name and meaning on a page that shows runs of these topologies."""
+        if topologies == {"gossip"}:
+            return self.gossip_name or self.name, self.gossip or self.why
+        both = self.gossip and "gossip" in topologies
+        return self.name, f"{self.why} (gossip: {self.gossip})" if both else self.why
+
+    def value(self, summary: Data) -> str:
+        """The figure, or a dash where a run of this topology has none."""
+        return "–" if self.only not in ("", topology(summary)) else self.show(summary)
+
+
+def topology(summary: Data) -> str:
+    return str(summary.get("topology", "hub"))
+
+
+def rows_for(summaries: Sequence[Data]) -> list[tuple[Row, str, str]]:
+    """(row, name, meaning) of every figure that one of the runs has."""
+    topologies = {topology(s) for s in summaries}
+    return [(row, *row.words(topologies)) for row in ROWS if not row.only or row.only in topologies]
 
 
 def _loss(s: Data) -> str:
@@ -28,12 +57,47 @@ def _bytes(s: Data) -> str:
     return " / ".join(num_bytes(s[k]) if s.get(k) is not None else "–" for k in ("bytes_up", "bytes_down"))
 
 
+def _workers_loss(s: Data) -> str:
+    loss = s.get("workers_loss")
+    return f"{loss['min']:.3f} – {loss['max']:.3f}" if loss else "not evaluated"
+
+
+def _meetings(s: Data) -> str:
+    return f"{s['meetings']['mixed']} of {s['meetings']['total']}"
+
+
+def _half_exchanges(s: Data) -> str:
+    n, drift = s["half_exchanges"], s["half_exchange_drift"]
+    return f"{n}, drift {drift:.3g}" if n else "0"
+
+
+def _distance(s: Data) -> str:
+    return "not measured" if s["consensus_distance"] is None else f"{s['consensus_distance']:.3g}"
+
+
+def _wait(s: Data) -> str:
+    deadline = s["longest_deadline_s"]
+    return seconds(s["longest_wait_s"]) + ("" if deadline is None else f" of {seconds(deadline)}")
+
+
+def _per_exchange(s: Data) -> str:
+    return "–" if s["bytes_per_exchange"] is None else num_bytes(s["bytes_per_exchange"])
+
+
 ROWS = [
     Row(
         name="evaluation loss",
         key="eval_loss_final",
         show=_loss,
         why="of the global parameters, first to last evaluation",
+        gossip="of the average of all learners' parameters, first to last evaluation",
+    ),
+    Row(
+        name="workers' loss",
+        key="workers_loss",
+        show=_workers_loss,
+        why="of each learner's own parameters at the end, least and most",
+        only="gossip",
     ),
     Row(
         name="goodput",
@@ -46,6 +110,7 @@ ROWS = [
         key="uptime",
         show=lambda s: percent(s["uptime"]),
         why="of the time at least a quorum of learners trained",
+        gossip="of the time at least one learner trained",
     ),
     Row(
         name="longest merge gap",
@@ -53,6 +118,8 @@ ROWS = [
         show=lambda s: seconds(s["largest_merge_gap_s"]),
         why="the longest time in which nothing was merged",
         barred=True,
+        gossip_name="longest round gap",
+        gossip="the longest time in which no learner ended a round",
     ),
     Row(
         name="usual merge gap",
@@ -60,30 +127,81 @@ ROWS = [
         show=lambda s: seconds(s["median_merge_gap_s"]),
         why="median time from one merge to the next",
         headline=False,
+        gossip_name="usual round",
+        gossip="median time from the end of a learner's round to that of its next",
     ),
     Row(
         name="killed / rejoined",
         key="rejoins",
         show=lambda s: f"{s['kills']} / {s['rejoins']}",
         why="a rejoin counts once its work is merged again",
+        gossip="a rejoin counts once it mixed with a partner",
     ),
     Row(
         name="tokens merged",
         key="merged_share",
         show=lambda s: percent(s["merged_share"]),
         why="of the trained token-fragments are part of the model",
+        gossip_name="tokens in ended rounds",
+        gossip="of the trained tokens were in a round that ended",
     ),
     Row(
         name="learners per merge",
         key="mean_merge_breadth",
         show=lambda s: f"{s['mean_merge_breadth']:.2f} of {s['num_learners']}",
         why="on average",
+        only="hub",
+    ),
+    Row(
+        name="meetings mixed",
+        key="meetings",
+        show=_meetings,
+        why="of two partners in a round; the others were missed",
+        only="gossip",
+    ),
+    Row(
+        name="half exchanges",
+        key="half_exchanges",
+        show=_half_exchanges,
+        why="only one side mixed, and so the mean of all drifted",
+        only="gossip",
+    ),
+    Row(
+        name="consensus distance",
+        key="consensus_distance",
+        show=_distance,
+        why="mean squared distance of learners from their average, at the last average",
+        only="gossip",
+    ),
+    Row(
+        name="longest wait",
+        key="longest_wait_s",
+        show=_wait,
+        why="for partners at a round's end, of the longest deadline",
+        only="gossip",
     ),
     Row(
         name="bytes up / down",
         key="bytes_up",
         show=_bytes,
         why="bulk data, all learners together",
+        gossip="bulk data, all learners together, parameters for averages included",
+    ),
+    Row(
+        name="bytes between partners",
+        key="bytes_between_partners",
+        show=lambda s: num_bytes(s["bytes_between_partners"]),
+        why="the part of bytes up that is vectors for partners; the rest is for averages and joiners",
+        headline=False,
+        only="gossip",
+    ),
+    Row(
+        name="bytes per exchange",
+        key="bytes_per_exchange",
+        show=_per_exchange,
+        why="what a learner sends a partner in a round, and gets from it",
+        headline=False,
+        only="gossip",
     ),
     Row(
         name="tokens trained",
@@ -105,6 +223,16 @@ ROWS = [
         show=lambda s: f"{s['merges']:,}",
         why="new versions of a fragment",
         headline=False,
+        gossip_name="rounds",
+        gossip="that learners ended, each counted for itself",
+    ),
+    Row(
+        name="epochs",
+        key="epochs",
+        show=lambda s: f"{s['epochs']:,}",
+        why="sets of members; a new one when a learner comes or goes",
+        headline=False,
+        only="gossip",
     ),
     Row(
         name="time",
@@ -119,5 +247,6 @@ ROWS = [
         show=lambda s: "exact" if s["ledger_exact"] else "does not add up",
         why="every trained token was merged, discarded with a reason, or in flight",
         headline=False,
+        gossip="every trained token was in a round that ended, discarded with a reason, or in flight",
     ),
 ]

@@ -81,7 +81,8 @@ def alive(history: History, learner: str) -> list[Span]:
     """
     busy = training(history, learner)
     step_s = _own_step_s(history.steps.get(learner, []))
-    waits = [w for wait in union(history.waits.get(learner, [])) for w in subtract(wait, busy)]
+    holes = union([*busy, *frozen(history, learner)])
+    waits = [w for wait in union(history.waits.get(learner, [])) for w in subtract(wait, holes)]
     known = union([*busy, *waits])
     spans = [Span(a, b, "training") for a, b in busy] + [Span(a, b, "waiting") for a, b in waits]
     for start, end, state in _memberships(history, learner):

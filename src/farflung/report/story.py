@@ -1,14 +1,16 @@
 """What happened, in words: one line an event that a person would tell, with its time."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
-from farflung.report.history import Data, History, Note
+from farflung.report.history import Data, History, Note, natural
 from farflung.report.outages import Outage, outages
 from farflung.report.wording import seconds
 
 Tone = Literal["plain", "bad", "good", "warn"]
 
+MAX_HALF = 8  # half exchanges, told one by one
 PROOFS = {
     "params_equal": ("parameters", "the syncer's"),
     "inner_equal": ("inner optimizer", "{donor}'s"),
@@ -27,6 +29,7 @@ class Line:
 def story(history: History) -> list[Line]:
     """Births, failures with their recoveries, departures, alarms and the end, by time."""
     lines = [*_births(history), *_departures(history), *_alarms(history), *_end(history)]
+    lines += [*_epochs(history), *_half_exchanges(history)]
     for outage in outages(history):
         lines += outage_lines(history, outage)
     return sorted(lines, key=lambda line: line.t)
@@ -51,7 +54,8 @@ def outage_lines(history: History, o: Outage) -> list[Line]:
         add(o.joined_s, f"reattached as incarnation {o.incarnation}, nothing lost", "good")
     else:
         add(o.joined_s, f"joined as incarnation {o.incarnation} ({o.role or 'join'})")
-    add(o.merged_s, "rejoined: first contribution merged", "good")
+    first = "contribution merged" if history.gossip is None else "mix with a partner"
+    add(o.merged_s, f"rejoined: first {first}", "good")
     if o.noticed_s is None and o.joined_s is None:
         add(_next_step(history, o), "its lease never lapsed; reported its next step", "good")
     return lines
@@ -104,6 +108,35 @@ def _alarms(history: History) -> list[Line]:
 
 def _alarm(note: Note) -> str:
     return f"alarm: {note.data.get('what', '?')}: {note.data.get('detail', '')}".rstrip(": ")
+
+
+def _epochs(history: History) -> list[Line]:
+    """Gossip: who may meet whom from here on, where that changed."""
+    return [
+        Line(b.t, f"epoch {b.data['number']}: {len(b.data['members'])} learners may meet ({_change(a, b)})")
+        for a, b in pairwise(history.of_kind("epoch"))
+    ]
+
+
+def _change(before: Note, after: Note) -> str:
+    old, new = set(before.data["members"]), set(after.data["members"])
+    parts = [("in", new - old), ("out", old - new)]
+    return "; ".join(f"{', '.join(sorted(names, key=natural))} {word}" for word, names in parts if names)
+
+
+def _half_exchanges(history: History) -> list[Line]:
+    """Gossip: each, or one line for all where there are many."""
+    notes = history.of_kind("half_exchange")
+    if len(notes) > MAX_HALF:
+        return [Line(notes[-1].t, f"{len(notes)} half exchanges by now: the mean of all moved", "warn")]
+    return [
+        Line(
+            n.t,
+            f"half exchange: in round {n.data['round']} only one of {' and '.join(n.data['learners'])} mixed",
+            "warn",
+        )
+        for n in notes
+    ]
 
 
 def _end(history: History) -> list[Line]:

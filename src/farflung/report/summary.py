@@ -5,6 +5,7 @@ from pathlib import Path
 from farflung.report.figures import figures
 from farflung.report.folder import Folder, read_folder
 from farflung.report.history import Data, History
+from farflung.report.meetings import gossip_summary
 
 
 def summarise(run_dir: Path, extra: Data | None = None) -> Data:
@@ -20,7 +21,7 @@ def summarise(run_dir: Path, extra: Data | None = None) -> Data:
 
 
 def summary_of(folder: Folder, extra: Data | None = None) -> Data:
-    """As `summarise`, for a folder that was read already."""
+    """As `summarise`, for a folder that was read already. A gossip run has keys of its own (`gossip_summary`)."""
     history, numbers = folder.history, figures(folder.history)
     evals = history.evals
     tokens = ledger(history)
@@ -54,6 +55,8 @@ def summary_of(folder: Folder, extra: Data | None = None) -> Data:
         "digest": None,
         "truncated_lines": folder.truncated,
     }
+    if history.gossip is not None:
+        summary |= gossip_summary(history, history.gossip)
     return summary | {k: v for k, v in (extra or {}).items() if v is not None}
 
 

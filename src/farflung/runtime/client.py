@@ -1,7 +1,7 @@
-"""A learner's side of the wire: it only dials out. Bulk and control use separate connections.
+"""A learner's side of the wire: it dials the hub, and partners. Bulk and control use separate connections.
 
 Failures come as one line: Refused (the hub does not want this), Gone (it no longer has it), TransferFailed
-(tried as often as allowed), Unreachable (no control connection).
+(tried as often as allowed), Unreachable (no control connection; or, without `redial`, nobody answered the dial).
 """
 
 import asyncio
@@ -38,8 +38,10 @@ from farflung.runtime.transport import (
 BACKOFF_S = (0.2, 1.0, 5.0)  # before each further attempt at one chunk
 STALL_S = 60.0  # without one byte of progress, after which an attempt failed
 DIAL_S = 10.0
+DIAL_PARTNER_S = 2.0  # then it is reached through the hub: a round waits for it
 PARALLEL = 4  # one TCP stream does not fill a fat long pipe: 4 reach 99 % of 1 Gbit/s at 50 ms
 REFUSALS = (401, 403, 409)
+NO_ANSWER = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, Unreachable)  # to a dial
 
 Part = tuple[int, int, int]  # index, start, stop
 
@@ -65,6 +67,8 @@ class HubClient:
         learner: whose bytes the hub should count these as.
         backoff_s: seconds to wait before each further attempt at one chunk.
         stall_s: an attempt fails after this long without one byte of progress.
+        dial_s: for a connection to be made.
+        redial: whether a further attempt is worth it when no connection could be made.
     """
 
     def __init__(
@@ -77,6 +81,8 @@ class HubClient:
         learner: str | None = None,
         backoff_s: Sequence[float] = BACKOFF_S,
         stall_s: float = STALL_S,
+        dial_s: float = DIAL_S,
+        redial: bool = True,
     ) -> None:
         self.traffic = Traffic()
         self._url = url.rstrip("/")
@@ -88,6 +94,7 @@ class HubClient:
             self._headers[LEARNER_HEADER] = learner
         self._backoff_s = tuple(backoff_s)
         self._stall_s = stall_s
+        self._dial_s, self._redial = dial_s, redial
         self._session: aiohttp.ClientSession | None = None
         self._unfinished: set[str] = set()  # uploads that broke off: ask what arrived before going on
 
@@ -116,7 +123,11 @@ class HubClient:
             arrived = await self._arrived_if_known(name)
             parts = [part for part in parts if part[0] not in arrived]
         self._unfinished.add(name)
-        await self._each(parts, lambda part: self._put_chunk(name, view, part), parallel)
+        try:
+            await self._each(parts, lambda part: self._put_chunk(name, view, part), parallel)
+        except (Refused, Gone):
+            self._unfinished.discard(name)
+            raise
         self._unfinished.discard(name)
 
     async def get_object(self, name: str, into: memoryview, parallel: int = PARALLEL) -> None:
@@ -249,6 +260,8 @@ class HubClient:
             except (Refused, Gone):
                 raise
             except (TransportError, OSError, aiohttp.ClientError, TimeoutError, ValueError) as error:
+                if not self._redial and isinstance(error, NO_ANSWER):
+                    raise Unreachable(f"{what}: {one_line(error)}") from None
                 if pause_s is None:
                     raise TransferFailed(f"{what}: {one_line(error)}") from None
             await asyncio.sleep(pause_s)
@@ -291,7 +304,7 @@ class HubClient:
                 auto_decompress=False,
                 connector=aiohttp.TCPConnector(limit=0),
                 read_bufsize=bulk.READ_BUFFER_BYTES,
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=DIAL_S),
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._dial_s),
             )
         return self._session
 

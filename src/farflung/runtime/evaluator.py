@@ -1,7 +1,8 @@
 """Evaluation as a client of its own: it reads pinned versions and never holds up a learner.
 
-Each line on standard input is one wish: ``now`` evaluates the syncer's newest parameters, a path evaluates that
-file. Each answer is one JSON line. The first line comes unasked: the parameters that the task begins with.
+Each line on standard input is one wish: ``now`` evaluates the syncer's newest parameters; ``PATH <tab> TOKENS``
+evaluates that file, and with ``<tab> FOLDER`` behind it the files in there too, one a learner. Each answer is one
+JSON line. The first line comes unasked: the parameters that the task begins with.
 """
 
 import argparse
@@ -10,6 +11,7 @@ import os
 import sys
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import safetensors.torch
 import torch
@@ -36,17 +38,22 @@ def main() -> None:
     task = config.task()
     model = task.build_model()
 
-    def answer(tokens: int, versions: list[int]) -> None:
+    def answer(tokens: int, versions: list[int], **more: Any) -> None:
         loss = task.evaluate(model)
         record = {"t": config.clock(), "kind": "eval", "tokens": tokens, "loss": loss, "versions": versions}
-        print(json.dumps(record), flush=True)
+        print(json.dumps(record | more), flush=True)
 
+    def loss_of(path: Path) -> float:
+        _load(model, safetensors.torch.load_file(path))
+        return task.evaluate(model)
+
+    evaluated: list[int] = []  # versions
     if not args.skip_first:
         answer(0, [])
     headers = {"Authorization": f"Bearer {os.environ['FARFLUNG_TOKEN']}"}
     tls = client_context(config.recipe.serve.ca) if args.connect.startswith("https") else None
     for line in sys.stdin:
-        wish, _, tokens = line.strip().partition("\t")
+        wish, tokens, folder = [*line.rstrip("\n").split("\t"), "", ""][:3]
         if wish == "now":
             request = urllib.request.Request(f"{args.connect}/model", headers=headers)
             try:
@@ -58,11 +65,16 @@ def main() -> None:
                     )
             except OSError:
                 continue  # the syncer is away or closing: this evaluation is left out
-            _load(model, tensors)
-            answer(int(seen), [int(v) for v in versions.split(",")])
+            if (newest := [int(v) for v in versions.split(",")]) != evaluated:
+                evaluated = newest
+                _load(model, tensors)
+                answer(int(seen), newest)
         elif wish:
+            more: dict[str, Any] = {}
+            if folder:
+                more["workers"] = {p.stem: loss_of(p) for p in sorted(Path(folder).glob("*.safetensors"))}
             _load(model, safetensors.torch.load_file(wish))
-            answer(int(tokens), [])
+            answer(int(tokens), [], **more)
 
 
 if __name__ == "__main__":

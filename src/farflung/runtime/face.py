@@ -8,8 +8,6 @@ the network (in lockstep pace it waits for the round, as that pace demands).
 import contextlib
 import os
 import socket
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,29 +15,29 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
-import msgspec
 import torch
 from torch import nn
 
-from farflung.core.fragments import make_plan
+from farflung.core.fragments import FragmentPlan, make_plan
 from farflung.core.vectors import describe
-from farflung.engine.island import Island
+from farflung.engine.make import make_island, slot_sizes
 from farflung.engine.trainer import Trainer
 from farflung.errors import UserError
 from farflung.ipc.arena import Arena
-from farflung.ipc.channel import Channel, PeerGone, trainer_channel
+from farflung.ipc.channel import PeerGone
 from farflung.methods import Method
 from farflung.protocol import mailbox as box
+from farflung.protocol.peer import MAX_PARTNERS
 from farflung.recipe import LEARNER_NAME
+from farflung.runtime import listen as listening
 from farflung.runtime import savefile
 from farflung.runtime.security import check_token, client_context
-from farflung.runtime.sidecar import SidecarConfig
+from farflung.runtime.sidecar_config import SidecarConfig
+from farflung.runtime.sidecar_process import SidecarProcess
 from farflung.train.inner import ModelInner
 
 Batch = TypeVar("Batch")
 CONNECT_S = 30.0  # people start learners before the syncer, but not much before
-SHORT_LIFE_S = 5.0  # a sidecar that dies so soon after its start ...
-SHORT_LIVES = 5  # ... so many times in a row will not do better the next time
 WAIT_S = 0.5  # between looks at the mailbox while there is nothing to do
 TOKEN_VARIABLE = "FARFLUNG_TOKEN"
 
@@ -83,6 +81,11 @@ class Learner:
         connect_within_s: give up when nobody answers the first call for so long; None: never. A syncer that was
             reached once may be away for any time.
         ca, cert, key: TLS files.
+        listen: gossip: HOST:PORT where partners may dial this learner (port 0: any), with TLS if there is `cert`.
+            None: on loopback if the syncer is there, else nowhere; "off": nowhere. Who cannot be dialled is
+            reached through the syncer, at its cost.
+        advertise: gossip: HOST or HOST:PORT that partners dial, where that is not what is listened on.
+        insecure: gossip: listen beyond loopback without TLS.
 
     Raises:
         UserError: bad name, token, address or TLS file.
@@ -110,6 +113,9 @@ class Learner:
         ca: str | None = None,
         cert: str | None = None,
         key: str | None = None,
+        listen: str | None = None,
+        advertise: str | None = None,
+        insecure: bool = False,
     ) -> None:
         self.name = name or f"{socket.gethostname().replace('.', '-')}-{os.getpid()}"
         if not LEARNER_NAME.fullmatch(self.name):
@@ -122,6 +128,11 @@ class Learner:
         if connect.startswith("https"):
             client_context(ca, cert, key)  # a wrong file shows here, not in the sidecar
         policy = method.policy
+        listens = None
+        if policy.topology == "gossip":
+            listens = listening.choose(listen, advertise, hub=connect, cert=cert, key=key, insecure=insecure)
+        elif listen is not None or advertise is not None:
+            raise UserError(f"listen and advertise have no effect on {policy.method}: it has no partners")
         self.plan = make_plan(describe(model), policy.num_fragments, policy.fragment_plan)
         self._method, self._model, self._run = method, model, run
         self._inner = ModelInner(model, optimizer, data, dict(stateful or {}))
@@ -129,30 +140,31 @@ class Learner:
         self._state_path = Path(self._workdir.name) / "state"
         self._save_path = Path(save_dir) / f"{self.name}.safetensors" if save_dir is not None else None
         slots: dict[str, list[torch.Tensor]] = {"up": [], "down": []}
-        self._island = Island(model, self.plan, method, lambda p: slots["up"][p], lambda p: slots["down"][p])
-        self._uplink = Arena([self._island.payload_size(p) for p in range(policy.num_fragments)])
-        self._downlink = Arena([self._island.value_size(p) for p in range(policy.num_fragments)])
-        for arena, views in ((self._uplink, slots["up"]), (self._downlink, slots["down"])):
-            views += [_tensor(arena.slot(p)) for p in range(policy.num_fragments)]
+        self._island, its_inner = make_island(
+            model, self.plan, method, lambda p: slots["up"][p], lambda p: slots["down"][p], self._inner
+        )
+        uplink, downlink = _arenas(self.plan, method)
+        for arena, views in ((uplink, slots["up"]), (downlink, slots["down"])):
+            views += [_tensor(arena.slot(p)) for p in range(len(arena.sizes))]
         self.trainer = Trainer(
             self._island,
-            self._inner,
+            its_inner,
             put_state=self._put_state,
             get_state=self._state_path.read_bytes,
             save=self._save,
         )
         self._pace_s = pace_s
-        self._config = SidecarConfig(
+        config = SidecarConfig(
             url=connect.rstrip("/"), token=token, learner=self.name, policy=policy, run=run,
-            channel_fd=-1, uplink_fd=self._uplink.fd, uplink_sizes=list(self._uplink.sizes),
-            downlink_fd=self._downlink.fd, downlink_sizes=list(self._downlink.sizes),
+            channel_fd=-1, uplink_fd=-1, uplink_sizes=[], downlink_fd=-1, downlink_sizes=[],
             state_path=str(self._state_path), connect_within_s=connect_within_s,
             tape_path=os.fspath(tape_path) if tape_path else None,
             started_s=time.monotonic() if started_s is None else started_s, ca=ca, cert=cert, key=key,
+            listen=listens,
         )  # fmt: skip
-        self._sidecars = self._short_lives = 0
+        self._sidecar = SidecarProcess(config, uplink, downlink)
         ready = self._restore()
-        self._start_sidecar(ready)
+        self._sidecar.start(ready)
         try:
             self._first_parameters()
         except BaseException:
@@ -220,20 +232,7 @@ class Learner:
 
     def close(self) -> None:
         """Leave the run, if it is not over, and end the sidecar."""
-        with contextlib.suppress(PeerGone, AttributeError):
-            if not self.done:
-                self._channel.send(box.Ended(reason="the loop ended"))
-                self._channel.flush()
-        with contextlib.suppress(AttributeError):
-            self._channel.close()
-        with contextlib.suppress(AttributeError):
-            try:
-                self._process.wait(timeout=5)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-        self._uplink.close()
-        self._downlink.close()
+        self._sidecar.close(None if self.done else box.Ended(reason="the loop ended"))
         self._workdir.cleanup()
 
     def __enter__(self) -> "Learner":
@@ -247,7 +246,8 @@ class Learner:
     def _look(self, timeout_s: float = 0.0) -> None:
         """Take the commands that are there; a sidecar that died is replaced and told where we are."""
         try:
-            commands = self._channel.wait(timeout_s) if timeout_s else self._channel.poll()
+            channel = self._sidecar.channel
+            commands = channel.wait(timeout_s) if timeout_s else channel.poll()
         except PeerGone:
             if not self.done:
                 self._replace_sidecar()
@@ -259,7 +259,7 @@ class Learner:
         reports, self.trainer.reports = self.trainer.reports, []
         for report in reports:
             with contextlib.suppress(PeerGone):
-                self._channel.send(report)
+                self._sidecar.channel.send(report)
 
     def _wait(self) -> float:
         """Stand at the boundary until the next step may begin. Returns the seconds waited."""
@@ -277,29 +277,6 @@ class Learner:
 
     # ---- sidecar -------------------------------------------------------------------------------------
 
-    def _start_sidecar(self, ready: box.Ready) -> None:
-        ours, theirs = socket.socketpair()
-        self._channel: Channel[box.AnyCommand] = trainer_channel(ours)
-        tape_path = self._config.tape_path
-        if tape_path is not None and self._sidecars:
-            tape_path = tape_path.removesuffix(".jsonl") + f".{self._sidecars}.jsonl"
-        self._sidecars += 1
-        self._sidecar_began_s = time.monotonic()
-        within_s = self._config.connect_within_s if ready.incarnation is None else None
-        config = msgspec.structs.replace(
-            self._config, channel_fd=theirs.fileno(), tape_path=tape_path, connect_within_s=within_s
-        )
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "farflung.runtime.sidecar"],
-            stdin=subprocess.PIPE,
-            pass_fds=(theirs.fileno(), self._uplink.fd, self._downlink.fd),
-        )
-        theirs.close()
-        assert self._process.stdin is not None
-        self._process.stdin.write(msgspec.json.encode(config) + b"\n")
-        self._process.stdin.close()
-        self._channel.send(ready)
-
     def _ready(self, run: str | None = None, incarnation: int | None = None) -> box.Ready:
         return box.Ready(
             learner=self.name, fingerprint=self.plan.fingerprint(), layout=self.plan.to_json(),
@@ -311,22 +288,20 @@ class Learner:
 
     def _replace_sidecar(self) -> None:
         """The network stack crashed; training did not. A new one takes over where the old one was."""
-        self._channel.close()
-        self._process.wait()
-        lived_s = time.monotonic() - self._sidecar_began_s
-        self._short_lives = self._short_lives + 1 if lived_s < SHORT_LIFE_S else 0
-        if self._short_lives >= SHORT_LIVES:
-            raise RuntimeError(
-                f"the sidecar died {self._short_lives} times within {SHORT_LIFE_S:.0f} s of its start"
-            )
+        self._sidecar.bury()
         begun = self.trainer.begun
         installed = self.trainer.installed and begun is not None
         self._island.drop_queue()
-        if self._method.policy.pace == "lockstep":
-            self._island.post(box.RunUntil(step=self._island.step, reason="the sidecar starts again"))
-        self._start_sidecar(
+        self._hold("the sidecar starts again")
+        self._sidecar.start(
             self._ready(begun.run, begun.incarnation) if installed and begun else self._ready()
         )
+
+    def _hold(self, reason: str) -> None:
+        """No further step until a machine has posted what comes next; in free pace with a hub that is anything."""
+        policy = self._method.policy
+        if policy.pace == "lockstep" or policy.topology == "gossip":
+            self._island.post(box.RunUntil(step=self._island.step, reason=reason))
 
     def _put_state(self, state: bytes) -> None:
         self._state_path.write_bytes(state)
@@ -343,8 +318,7 @@ class Learner:
         saved = savefile.read(self._save_path, self._model, self._island, self._inner, self.trainer)
         self._waited_s = 0.0
         self._save_path.unlink()  # it is true for this start only
-        if self._method.policy.pace == "lockstep":  # until the machine has posted what comes next
-            self._island.post(box.RunUntil(step=self._island.step, reason="resuming"))
+        self._hold("resuming")
         return self._ready(saved.run, saved.incarnation)
 
 
@@ -362,6 +336,15 @@ def check_url(url: str) -> None:
         raise UserError(
             f"connect = {url!r}: write http://HOST:PORT or https://HOST:PORT, as `serve` printed it"
         )
+
+
+def _arenas(plan: FragmentPlan, method: Method) -> tuple[Arena, Arena]:
+    """Memory for what goes up and down. Of a gossip learner's slots few are ever written; others cost nothing."""
+    up, down = slot_sizes(plan, method)
+    gossip = method.policy.topology == "gossip"
+    num_up = 2 if gossip else plan.num_fragments
+    num_down = 1 + 2 * MAX_PARTNERS if gossip else plan.num_fragments
+    return Arena([up(p) for p in range(num_up)]), Arena([down(p) for p in range(num_down)])
 
 
 def _tensor(view: memoryview) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Bad weather for a real sidecar: its transport, with the link faults of a plan done to it.
+"""Bad weather for a real sidecar: its transport, to the hub and to partners, with a plan's link faults done to it.
 
 Only a sidecar whose environment names a file of orders has this layer; the supervisor appends to the file, one
 fault a line, its moment in seconds of the run's clock. Nothing here decides: it delays, holds back, damages,
@@ -17,16 +17,17 @@ from typing import Any
 
 import aiohttp
 import msgspec
+from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 
 from farflung.chaos.plan import LINK_TIMEOUT_S, Fault
 from farflung.protocol import messages as msg
 from farflung.protocol import wire
-from farflung.runtime import bulk
+from farflung.runtime import bulk, server
 from farflung.runtime.chunks import HEADER_BYTES
-from farflung.runtime.client import PARALLEL, Body, ControlLink, HubClient
+from farflung.runtime.client import DIAL_PARTNER_S, PARALLEL, Body, ControlLink, HubClient
 from farflung.runtime.link import CLOSE_S
-from farflung.runtime.transport import Unreachable
+from farflung.runtime.transport import TransportError, Unreachable
 from farflung.units import KIB
 
 CHAOS_VARIABLE = "FARFLUNG_CHAOS"  # the file of orders
@@ -54,7 +55,7 @@ class Weather:
         self._free_s = {"up": 0.0, "down": 0.0}  # when the throttled line is free again
         self._damaged = {"up": 0, "down": 0}  # chunks still to be damaged
         self.duplicates = 0  # contributions still to be sent twice
-        self.cut: Callable[[str], None] = lambda why: None  # what a lost link does
+        self.cuts: list[Callable[[str], None]] = []  # what a lost link does
         self.spoil: Callable[[str], None] = lambda direction: None  # what a damaged frame does
 
     async def follow(self) -> None:
@@ -71,6 +72,11 @@ class Weather:
                 if line.endswith(b"\n"):
                     self._read_bytes += len(line)
                     self._obey(msgspec.json.decode(line, type=Fault))
+
+    def cut(self, why: str) -> None:
+        """The link is lost."""
+        for cut in list(self.cuts):
+            cut(why)
 
     def _obey(self, fault: Fault) -> None:
         until_s = _end_s(fault)
@@ -117,10 +123,17 @@ class Weather:
         while (left_s := moment_s - self.clock()) > 0:
             await asyncio.sleep(left_s)
 
-    async def passage(self) -> None:
-        """Wait until a request gets through: partitions first, then its way there and back."""
+    async def passage(self, within_s: float = inf) -> None:
+        """Wait until a request gets through: partitions first, then its way there and back.
+
+        Raises:
+            Unreachable: a partition lasts longer than `within_s`.
+        """
+        until_s = self.clock() + within_s
         while self.dead:
-            await self.until(max(self._blocked_s.values()))
+            if self.clock() >= until_s:
+                raise Unreachable("no answer (fault plan)")
+            await self.until(min(until_s, max(self._blocked_s.values())))
         await asyncio.sleep(2 * self.extra_s())
 
     async def pace(self, direction: str, num_bytes: int) -> None:
@@ -149,13 +162,59 @@ def _end_s(fault: Fault) -> float:
     return (fault.at_s or 0.0) + (fault.for_s or 0.0)
 
 
-class FaultyClient(HubClient):
-    """A hub client in bad weather. It looks at the orders from its first connection on."""
+class FaultyBulk(HubClient):
+    """Bulk in bad weather."""
+
+    patience_s = inf  # for a partition to end
 
     def __init__(self, weather: Weather, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.weather = weather
-        weather.cut, weather.spoil = self._cut, self._spoil
+        weather.cuts.append(self._cut)
+
+    async def close(self) -> None:
+        with contextlib.suppress(ValueError):  # closed before
+            self.weather.cuts.remove(self._cut)
+        await super().close()
+
+    @asynccontextmanager
+    async def _request(self, method: str, url: str, **options: Any) -> AsyncIterator[aiohttp.ClientResponse]:
+        await self.weather.passage(self.patience_s)
+        body = options.get("data")
+        if isinstance(body, Body) and not self.weather.calm():
+            options["data"] = FaultyBody(body, self.weather)
+        async with super()._request(method, url, **options) as response:
+            if "data" in options or self.weather.calm():
+                yield response
+            else:
+                yield FaultyResponse(response, self.weather)  # type: ignore[misc]
+
+    def _cut(self, why: str) -> None:
+        """Bulk loses its connections, with whatever is on its way."""
+        session, self._session = self._session, None
+        if session is not None and session.connector is not None:
+            self._closing = asyncio.create_task(session.close())
+
+
+class FaultyPartner(FaultyBulk):
+    """A client for a partner, in the weather of the learner's own link."""
+
+    patience_s = DIAL_PARTNER_S
+
+    async def put_object(self, name: str, view: memoryview, parallel: int = PARALLEL) -> None:
+        await super().put_object(name, view, parallel)
+        if self.weather.duplicates:
+            self.weather.duplicates -= 1
+            with contextlib.suppress(TransportError):
+                await super().put_object(name, view, parallel)
+
+
+class FaultyClient(FaultyBulk):
+    """A hub client in bad weather. It looks at the orders from its first connection on."""
+
+    def __init__(self, weather: Weather, *args: Any, **options: Any) -> None:
+        super().__init__(weather, *args, **options)
+        weather.spoil = self._spoil
         self._link: FaultyLink | None = None
         self._follower: asyncio.Task[None] | None = None
 
@@ -181,25 +240,11 @@ class FaultyClient(HubClient):
             self._follower.cancel()
         await super().close()
 
-    @asynccontextmanager
-    async def _request(self, method: str, url: str, **options: Any) -> AsyncIterator[aiohttp.ClientResponse]:
-        await self.weather.passage()
-        body = options.get("data")
-        if isinstance(body, Body) and not self.weather.calm():
-            options["data"] = FaultyBody(body, self.weather)
-        async with super()._request(method, url, **options) as response:
-            if "data" in options or self.weather.calm():
-                yield response
-            else:
-                yield FaultyResponse(response, self.weather)  # type: ignore[misc]
-
     def _cut(self, why: str) -> None:
-        """Control and bulk lose their connections, with whatever is on its way."""
+        """Control and bulk lose their connections."""
         if self._link is not None:
             self._link.abort(why)
-        session, self._session = self._session, None
-        if session is not None and session.connector is not None:
-            self._closing = asyncio.create_task(session.close())
+        super()._cut(why)
 
     def _spoil(self, direction: str) -> None:
         if self._link is not None:
@@ -353,3 +398,35 @@ def make_client(clock: Callable[[], float], *args: Any, **options: Any) -> HubCl
     if orders is None:
         return HubClient(*args, **options)
     return FaultyClient(Weather(Path(orders), clock), *args, **options)
+
+
+def make_partner_client(hub: HubClient, *args: Any, **options: Any) -> HubClient:
+    """A client for a partner of the learner that has this client for the hub: one link carries both."""
+    if not isinstance(hub, FaultyBulk):
+        return HubClient(*args, **options)
+    return FaultyPartner(hub.weather, *args, **options)
+
+
+def befall(hub: HubClient, app: web.Application) -> None:
+    """What partners send to this learner arrives on the same link, in the same weather."""
+    if not isinstance(hub, FaultyBulk):
+        return
+    weather, arriving = hub.weather, list[web.Request]()
+
+    @web.middleware
+    async def hold_up(request: web.Request, handler: server.Handler) -> web.StreamResponse:
+        arriving.append(request)
+        try:
+            await weather.passage()
+            return await handler(request)
+        finally:
+            arriving.remove(request)
+
+    def cut(why: str) -> None:
+        for request in arriving:
+            if request.transport is not None:
+                request.transport.abort()
+
+    app.middlewares.append(hold_up)
+    app[server.HUB].body = lambda request: FaultyContent(request.content, weather)
+    weather.cuts.append(cut)

@@ -58,7 +58,7 @@ def main() -> None:
         reason = train(
             config, connect=args.connect, name=args.name, run=config.run, tape_path=args.tape,
             save_dir=args.save_dir, started_s=config.started_s, connect_within_s=CONNECT_S,
-            ca=config.recipe.serve.ca,
+            ca=config.recipe.serve.ca, insecure=config.recipe.serve.insecure,
         )  # fmt: skip
     except RunEnded as error:
         reason = str(error)

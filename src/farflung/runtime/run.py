@@ -24,7 +24,7 @@ from farflung.runtime.client import HubClient
 from farflung.runtime.faults import Faults
 from farflung.runtime.processes import Child
 from farflung.runtime.security import client_context, new_token
-from farflung.runtime.serve import SYNCER, check_serve
+from farflung.runtime.serve import SYNCER, WORKERS, check_serve
 from farflung.runtime.transport import TransportError
 
 POLL_S = 0.25
@@ -201,12 +201,19 @@ class Supervisor:
         since_s = 0.0 if self._first_step_s is None else time.monotonic() - self._first_step_s
         if self._first_step_s is not None and status["phase"] == "training":
             self._faults.review(progress, since_s)
-        evals = self.config.recipe.evals
-        if evals and progress * (evals + 1) >= self._wishes + 1 and status["phase"] == "training":
-            self._wishes = int(progress * (evals + 1))
-            self._wish("now")
+        if self.config.recipe.evals and status["phase"] == "training":
+            due = self._evals_due(progress, status)
+            if due > self._wishes:
+                self._wishes = due
+                self._wish("now")
         notes = sorted([*status["notes"], *self._own_notes], key=lambda n: n["t"])
         self._show({**status, "evals": self.evals, "eval": self.evals, "notes": notes})
+
+    def _evals_due(self, progress: float, status: dict[str, Any]) -> int:
+        """How many evaluations of global parameters were due so far: with gossip, one a consensus average."""
+        if status["gossip"] is not None:
+            return int(status["gossip"]["version"])
+        return int(progress * (self.config.recipe.evals + 1))
 
     def _wish(self, line: str) -> None:
         if self._evaluator is not None and self._evaluator.process.stdin is not None:
@@ -218,16 +225,19 @@ class Supervisor:
         summary = json.loads((self.run_dir / SYNCER).read_bytes())
         tokens = summary.get("tokens_trained", self.config.budget_tokens)
         self._evaluated.clear()
-        self._wish(f"{self.run_dir / tape.MODEL}\t{tokens}")
+        workers = self.run_dir / WORKERS
+        gossip = self.config.policy.topology == "gossip"
+        self._wish(f"{self.run_dir / tape.MODEL}\t{tokens}" + (f"\t{workers}" if gossip else ""))
         if self._evaluator is not None and self._evaluator.running:
             gone = asyncio.create_task(self._evaluator.process.wait())
             final = asyncio.create_task(self._final_eval())
             await asyncio.wait([gone, final], return_when=asyncio.FIRST_COMPLETED)
             final.cancel()
             gone.cancel()
+        shutil.rmtree(workers, ignore_errors=True)
 
     async def _final_eval(self) -> None:
-        while not self.evals or self.evals[-1]["tokens"] < self.config.budget_tokens:
+        while not any(record["tokens"] and not record["versions"] for record in self.evals):
             self._evaluated.clear()
             await self._evaluated.wait()
 

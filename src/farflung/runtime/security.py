@@ -94,7 +94,7 @@ def check_listen(host: str, tls: bool, insecure: bool) -> None:
 
     >>> check_listen("127.0.0.1", tls=False, insecure=False)
     """
-    if tls or insecure or _is_loopback(host):
+    if tls or insecure or is_loopback(host):
         return
     raise UserError(
         f"listening on {host or 'every address'} without TLS lets anyone on the way read the join token: "
@@ -102,7 +102,12 @@ def check_listen(host: str, tls: bool, insecure: bool) -> None:
     )
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether an address is on this machine for sure.
+
+    >>> is_loopback("127.0.0.1"), is_loopback("example.org")
+    (True, False)
+    """
     if host == "localhost":
         return True
     try:

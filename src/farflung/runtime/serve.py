@@ -21,6 +21,7 @@ from farflung import tape
 from farflung.config import RunConfig, read_config
 from farflung.errors import UserError
 from farflung.protocol import events as ev
+from farflung.protocol.gathering import Gathering
 from farflung.protocol.syncer import SyncerMachine
 from farflung.recipe import Serve
 from farflung.runtime import checkpoint
@@ -31,6 +32,7 @@ from farflung.runtime.server import HUB, check_free, start
 from farflung.runtime.syncer import SyncerDriver
 
 SYNCER = "syncer.json"  # in the run folder: what only the syncer knows at the end
+WORKERS = "workers"  # gossip: folder of what each learner handed in, until it was evaluated
 
 
 def check_serve(options: Serve) -> ssl.SSLContext | None:
@@ -60,12 +62,14 @@ async def serve(
     *,
     resume: bool = False,
     stop_within_s: float | None = None,
+    keep_workers: bool = False,
     ready: Callable[[str], None],
 ) -> str:
     """Serve a run until it is finished or suspended; returns which.
 
     Args:
         stop_within_s: for the learners to save after a signal to stop; None: one lease.
+        keep_workers: gossip: leave the parameters that each learner handed in, for whoever evaluates them.
         ready: called with the address once it listens.
 
     Raises:
@@ -102,6 +106,8 @@ async def serve(
         await runner.cleanup()
         driver.close()
     _write_results(run_dir, driver)
+    if keep_workers and reason == "finished":
+        driver.save_shown(run_dir / WORKERS)
     return reason
 
 
@@ -113,11 +119,12 @@ def _checkpoint(run_dir: Path, driver: SyncerDriver, config: RunConfig) -> None:
 def _write_results(run_dir: Path, driver: SyncerDriver) -> None:
     """The model, its digest and the bytes counted at the transport."""
     assert driver.app is not None
-    traffic = driver.app[HUB].total
+    traffic, gossip = driver.app[HUB].total, driver.machine.merging
+    direct = (gossip.bytes_up, gossip.bytes_down) if isinstance(gossip, Gathering) else (0, 0)
     results: dict[str, Any] = {
         "outcome": driver.machine.phase,
-        "bytes_up": traffic.bytes_up,
-        "bytes_down": traffic.bytes_down,
+        "bytes_up": traffic.bytes_up + direct[0],
+        "bytes_down": traffic.bytes_down + direct[1],
         "bytes_control": traffic.bytes_control,
         "rejoins": driver.machine.admission.rejoins,
     }
@@ -141,7 +148,7 @@ def main() -> None:
         reason = asyncio.run(
             serve(
                 config, args.run_dir, os.environ["FARFLUNG_TOKEN"],
-                resume=args.resume, stop_within_s=args.stop_within_s,
+                resume=args.resume, stop_within_s=args.stop_within_s, keep_workers=True,
                 ready=lambda url: print(json.dumps({"url": url}), flush=True),
             )
         )  # fmt: skip

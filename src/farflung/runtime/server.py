@@ -13,7 +13,7 @@ import socket
 import ssl
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Protocol
+from typing import Any, Protocol
 
 import aiohttp
 from aiohttp import web
@@ -44,14 +44,21 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 LearnerLink = Link[LearnerMessage]
 
 
-class Backend(Protocol):
-    """What the hub asks of the run behind it. Plain methods return at once; the others may wait."""
+class Receiver(Protocol):
+    """Who takes objects in. Methods return at once."""
 
     def buffer_for(self, name: str, total_bytes: int) -> memoryview | None:
         """Where an arriving object goes, `total_bytes` bytes; None, or raise Refused, to turn it away."""
 
     def complete(self, name: str) -> None:
         """Every chunk arrived and was checked. May raise Refused."""
+
+    def refused(self, reason: str, detail: str) -> None:
+        """Somebody was turned away: token, run, frame, or a reason of the backend's own."""
+
+
+class Backend(Receiver, Protocol):
+    """What the hub asks of the run behind it. Plain methods return at once; the others may wait."""
 
     def source(self, name: str) -> memoryview:
         """The bytes of an object, unchanged while it is served; KeyError when it is gone."""
@@ -64,14 +71,15 @@ class Backend(Protocol):
     async def disconnected(self, connection: int, reason: str) -> None:
         """Once for each `connected`."""
 
-    def refused(self, reason: str, detail: str) -> None:
-        """Somebody was turned away: token, run, frame, or a reason of the backend's own."""
-
 
 class Hub:
-    """State of the transport: links, arriving objects, counters. Found as `app[HUB]`."""
+    """State of the transport: links, arriving objects, counters. Found as `app[HUB]`.
 
-    def __init__(self, backend: Backend, token: str, run_id: str | None, heartbeat_s: float) -> None:
+    Attributes:
+        body: what is read as the body of a request; bad weather puts something in between.
+    """
+
+    def __init__(self, backend: Receiver, token: str, run_id: str | None, heartbeat_s: float) -> None:
         self.backend = backend
         self.run_id = run_id
         self.heartbeat_s = heartbeat_s
@@ -81,6 +89,7 @@ class Hub:
         self.by_learner: defaultdict[str, Traffic] = defaultdict(Traffic)
         self.heard_s: dict[str, float] = {}  # learner -> loop time of its last authenticated byte
         self.connections = itertools.count(1)
+        self.body: Callable[[web.Request], Any] = lambda request: request.content
         self._bearer = f"Bearer {token}".encode()
 
     def authorize(self, request: web.Request) -> None:
@@ -102,6 +111,8 @@ class Hub:
 
 
 HUB = web.AppKey("hub", Hub)
+BACKEND = web.AppKey("backend", Backend)
+OBJECT_PATH = r"/objects/{name}/{index:\d+}"
 
 
 def make_app(
@@ -121,19 +132,26 @@ def make_app(
         extra_routes: more routes, such as `web.get("/status", handler)`, behind the same token.
         heartbeat_s: between WebSocket pings.
     """
-    app = web.Application(middlewares=[_guard])
-    app[HUB] = Hub(backend, token, run_id, heartbeat_s)
-    object_path = r"/objects/{name}/{index:\d+}"
+    app = make_inbox_app(backend, token, run_id, heartbeat_s=heartbeat_s)
+    app[BACKEND] = backend
     app.add_routes(
         [
             web.get("/ws", _control),
-            web.put(object_path, _receive),
-            web.get(object_path, _serve, allow_head=False),
-            web.head("/objects/{name}", _arrived),
+            web.get(OBJECT_PATH, _serve, allow_head=False),
             *extra_routes,
         ]
     )
     app.on_shutdown.append(_close_links)
+    return app
+
+
+def make_inbox_app(
+    receiver: Receiver, token: str, run_id: str | None = None, *, heartbeat_s: float = HEARTBEAT_S
+) -> web.Application:
+    """Only the part that takes objects in: what a gossip learner shows its partners."""
+    app = web.Application(middlewares=[_guard])
+    app[HUB] = Hub(receiver, token, run_id, heartbeat_s)
+    app.add_routes([web.put(OBJECT_PATH, _receive), web.head("/objects/{name}", _arrived)])
     return app
 
 
@@ -145,6 +163,25 @@ async def start(
     Raises:
         UserError: the address cannot be had.
     """
+    runner = await _runner(app)
+    try:
+        await web.TCPSite(runner, host, port, ssl_context=ssl_context).start()
+    except OSError as error:
+        await runner.cleanup()
+        raise unusable(host, port, error) from None
+    return runner, int(runner.addresses[0][1])
+
+
+async def start_on(
+    app: web.Application, sock: socket.socket, ssl_context: ssl.SSLContext | None = None
+) -> web.AppRunner:
+    """As `start`, on a socket that listens already."""
+    runner = await _runner(app)
+    await web.SockSite(runner, sock, ssl_context=ssl_context).start()
+    return runner
+
+
+async def _runner(app: web.Application) -> web.AppRunner:
     runner = web.AppRunner(
         app,
         access_log=None,
@@ -154,12 +191,7 @@ async def start(
         lingering_time=CLOSE_S,
     )
     await runner.setup()
-    try:
-        await web.TCPSite(runner, host, port, ssl_context=ssl_context).start()
-    except OSError as error:
-        await runner.cleanup()
-        raise unusable(host, port, error) from None
-    return runner, int(runner.addresses[0][1])
+    return runner
 
 
 def check_free(host: str, port: int) -> None:
@@ -231,12 +263,13 @@ async def _receive(request: web.Request) -> web.StreamResponse:
                 slot.check()
 
         bulk.tune(request.transport)
-        chunk = chunks.parse(await bulk.head(request.content, progress))
+        content = hub.body(request)
+        chunk = chunks.parse(await bulk.head(content, progress))
         if chunk.index != int(request.match_info["index"]):
             raise ValueError(f"chunk header: index {chunk.index} under address {request.path}")
         slot = hub.inbox.begin(name, chunk)
         if slot is not None:
-            checksum = await bulk.soak(request.content, slot.view, progress)
+            checksum = await bulk.soak(content, slot.view, progress)
             hub.inbox.finish(slot, checksum)
     return web.Response(status=204)
 
@@ -244,7 +277,7 @@ async def _receive(request: web.Request) -> web.StreamResponse:
 async def _serve(request: web.Request) -> web.StreamResponse:
     hub, name, index = request.app[HUB], request.match_info["name"], int(request.match_info["index"])
     try:
-        source = hub.backend.source(name)
+        source = request.app[BACKEND].source(name)
     except KeyError:
         raise Gone(f"{name} is not here") from None
     if index >= chunks.count(len(source)):
@@ -281,7 +314,7 @@ async def _arrived(request: web.Request) -> web.StreamResponse:
 
 
 async def _control(request: web.Request) -> web.StreamResponse:
-    hub, backend = request.app[HUB], request.app[HUB].backend
+    hub, backend = request.app[HUB], request.app[BACKEND]
     socket = web.WebSocketResponse(
         timeout=CLOSE_S, heartbeat=hub.heartbeat_s, compress=False, max_msg_size=wire.MAX_FRAME_BYTES
     )

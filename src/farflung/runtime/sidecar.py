@@ -10,7 +10,6 @@ import contextlib
 import mmap
 import signal
 import socket
-import ssl
 import sys
 import time
 from collections.abc import Coroutine
@@ -27,42 +26,17 @@ from farflung.protocol import events as ev
 from farflung.protocol import mailbox as box
 from farflung.protocol import objects
 from farflung.protocol.learner import LearnerMachine
-from farflung.protocol.policy import Policy
 from farflung.recorder import Recorder
 from farflung.runtime.client import ControlLink
 from farflung.runtime.faulty import make_client
 from farflung.runtime.memory import keep_freed_memory
-from farflung.runtime.security import client_context
+from farflung.runtime.offers import Offers
+from farflung.runtime.sidecar_config import SidecarConfig
 from farflung.runtime.timers import Timers
 from farflung.runtime.transport import Gone, Refused, TransportError
 
 RECONNECT_S = (0.1, 0.2, 0.5, 1.0, 2.0)  # pauses between dials; the last one repeats
 LAST_WORDS_S = 3.0  # for the trainer to end and the last messages to leave
-
-
-class SidecarConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What a trainer tells its sidecar. Descriptors are inherited."""
-
-    url: str
-    token: str
-    learner: str
-    policy: Policy
-    channel_fd: int
-    uplink_fd: int
-    uplink_sizes: list[int]
-    downlink_fd: int
-    downlink_sizes: list[int]
-    state_path: str
-    connect_within_s: float | None = None  # for the first connection; None: dial until somebody answers
-    run: str | None = None
-    tape_path: str | None = None
-    started_s: float = 0.0  # of the run, on this machine's monotonic clock
-    ca: str | None = None
-    cert: str | None = None
-    key: str | None = None
-
-    def ssl(self) -> ssl.SSLContext | None:
-        return client_context(self.ca, self.cert, self.key) if self.url.startswith("https") else None
 
 
 class Sidecar:
@@ -72,21 +46,29 @@ class Sidecar:
         self.config = config
         self.exit: asyncio.Future[act.Exit] = asyncio.get_running_loop().create_future()
         self.trainer_gone = asyncio.Event()
-        machine = LearnerMachine(config.policy, learner=config.learner, run=config.run)
-        path = Path(config.tape_path) if config.tape_path else None
         self._clock = lambda: time.monotonic() - config.started_s
-        self._recorder = Recorder(machine, path.stem if path else config.learner, self._clock, path)
-        self._timers = Timers(self._clock, lambda n, late: self.feed(ev.TimerFired(name=n, late_s=late)))
         self._uplink = Arena.open(config.uplink_fd, config.uplink_sizes)
         self._downlink = Arena.open(config.downlink_fd, config.downlink_sizes)
         self._client = make_client(
             self._clock, config.url, config.token, config.run, config.ssl(), learner=config.learner
         )
+        self._offers: Offers | None = None
+        if config.policy.topology == "gossip":
+            vector_bytes = config.uplink_sizes[0]
+            self._offers = Offers(config, self._client, self._downlink.slot, vector_bytes, self.feed)
+        machine = LearnerMachine(
+            config.policy, learner=config.learner, run=config.run,
+            address=self._offers.address if self._offers is not None else None,
+        )  # fmt: skip
+        path = Path(config.tape_path) if config.tape_path else None
+        self._recorder = Recorder(machine, path.stem if path else config.learner, self._clock, path)
+        self._timers = Timers(self._clock, lambda n, late: self.feed(ev.TimerFired(name=n, late_s=late)))
         self._link: ControlLink | None = None
         self._was_linked = False
         self._began_s = time.monotonic()
         self._uploads: dict[str, asyncio.Task[None]] = {}
         self._fetches: dict[int, asyncio.Task[None]] = {}  # the newest download of each fragment
+        self._relays: dict[str, asyncio.Task[None]] = {}  # partners' vectors on their way from the hub
         self._tasks: set[asyncio.Task[None]] = set()
         sock = socket.socket(fileno=config.channel_fd)
         self._channel = AsyncChannel(
@@ -95,6 +77,8 @@ class Sidecar:
 
     async def run(self) -> None:
         """Serve until the machine exits; then let the last words out."""
+        if self._offers is not None:
+            await self._offers.start()
         self._spawn(self._connection())
         exit = await self.exit
         if exit.ok or not self.trainer_gone.is_set():
@@ -107,6 +91,8 @@ class Sidecar:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._channel.close()
+        if self._offers is not None:
+            await self._offers.close()
         await self._client.close()
         self._recorder.close()
 
@@ -123,6 +109,8 @@ class Sidecar:
                     self._link.send(action.message)
             case act.Post():
                 self._channel.send(action.command)
+                if isinstance(action.command, box.Begin) and self._offers is not None:
+                    self._offers.begun(action.command.run)
             case act.SetTimer():
                 self._timers.set(action.name, action.at_s)
             case act.Fetch():
@@ -136,6 +124,18 @@ class Sidecar:
             case act.CancelUpload():
                 if (task := self._uploads.pop(action.object, None)) is not None:
                     task.cancel()
+            case act.Offer():
+                self._uploads[action.object] = self._spawn(self._offer(action))
+            case act.Admit():
+                self.offers.admit(action)
+            case act.FetchRelay():
+                if (task := self._relays.get(action.object)) is not None:
+                    task.cancel()
+                self._relays[action.object] = self._spawn(self._fetch_relay(action))
+            case act.Unexpect():
+                self.offers.unexpect(action.object)
+                if (task := self._relays.pop(action.object, None)) is not None:
+                    task.cancel()
             case act.Connect():
                 self._spawn(self._connection())
             case act.Exit():
@@ -143,6 +143,12 @@ class Sidecar:
                     self.exit.set_result(action)
             case act.Note():
                 pass
+
+    @property
+    def offers(self) -> Offers:
+        """Partners' vectors."""
+        assert self._offers is not None, "a hub's learner has no partners"
+        return self._offers
 
     def _on_trainer_gone(self, reason: str) -> None:
         self.trainer_gone.set()
@@ -232,7 +238,8 @@ class Sidecar:
                     await self._client.put_object(action.object, view)
             except (Refused, Gone) as error:
                 self._uploads.pop(action.object, None)
-                self.feed(ev.UploadFailed(object=action.object, reason=str(error)))
+                refusal = error.reason if isinstance(error, Refused) else ""
+                self.feed(ev.UploadFailed(object=action.object, reason=str(error), refusal=refusal))
                 return
             except TransportError:
                 await asyncio.sleep(RECONNECT_S[-1])
@@ -240,6 +247,29 @@ class Sidecar:
                 break
         self._uploads.pop(action.object, None)
         self.feed(ev.Uploaded(object=action.object, transfer_s=time.monotonic() - began_s))
+
+    async def _offer(self, action: act.Offer) -> None:
+        """Send the offered vector straight to a partner."""
+        event = await self.offers.send(action, self._uplink.slot(0)[: action.num_bytes])
+        self._uploads.pop(action.object, None)
+        self.feed(event)
+
+    async def _fetch_relay(self, action: act.FetchRelay) -> None:
+        """Fetch what a partner left at the hub."""
+        slot = self._downlink.slot(action.slot)
+        try:
+            if action.num_bytes != len(slot):
+                raise Refused("size", f"{action.num_bytes} bytes, {len(slot)} expected")
+            await self._client.get_object(action.object, slot)
+        except Refused as error:
+            event: ev.LearnerEvent = ev.RelayFailed(object=action.object, reason=error.reason)
+        except TransportError as error:
+            reason = "gone" if isinstance(error, Gone) else "failed"
+            event = ev.RelayFailed(object=action.object, reason=reason)
+        else:
+            event = ev.Arrived(object=action.object, num_bytes=action.num_bytes)
+        self._relays.pop(action.object, None)
+        self.feed(event)
 
     @contextlib.contextmanager
     def _source(self, action: act.Upload) -> Any:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
+from farflung.protocol.gathering import Gathering
 from farflung.protocol.membership import Member
 from farflung.protocol.rounds import PATIENCE_S
 from farflung.protocol.syncer import SyncerMachine
@@ -10,17 +11,18 @@ from farflung.runtime.transport import Traffic
 
 RECENT = 8  # merges shown
 SHOWN = ("joined", "lost", "left", "lease_lapsed", "lease_renewed", "rejoin_proved", "rejoined", "refused",
-         "alarm", "ending", "donor_failed", "disconnected", "born")  # fmt: skip
+         "alarm", "ending", "donor_failed", "disconnected", "born", "epoch", "half_exchange")  # fmt: skip
 
 
 def status(
     machine: SyncerMachine, now: float, recent: Iterable[dict[str, Any]], traffic: Traffic
 ) -> dict[str, Any]:
-    """One JSON-able snapshot of a run, read from its machine."""
+    """One JSON-able snapshot of a run, read from its machine. `gossip` is None where a hub merges."""
     notes = list(recent)
     members = machine.membership.sorted()
-    pace = machine.policy.pace
-    training = [m for m in members if _state(m, now, pace) in ("training", "waiting") and m.steps_done]
+    may_wait = machine.policy.pace == "lockstep" or machine.policy.topology == "gossip"
+    gossip = machine.merging if isinstance(machine.merging, Gathering) else None
+    training = [m for m in members if _state(m, now, may_wait) in ("training", "waiting") and m.steps_done]
     merges = [n for n in notes if n["kind"] == "merged"]
     open_rounds = {(p, r.number) for p, r in machine.merging.rounds.open.items() if not r.merging}
     waits = {
@@ -38,10 +40,10 @@ def status(
         "tokens_per_s": sum(_rate(m) for m in training),
         "live": len(training),
         "num_learners": machine.num_learners,
-        "bytes_up": traffic.bytes_up,
-        "bytes_down": traffic.bytes_down,
+        "bytes_up": traffic.bytes_up + (gossip.bytes_up if gossip else 0),
+        "bytes_down": traffic.bytes_down + (gossip.bytes_down if gossip else 0),
         "bytes_control": traffic.bytes_control,
-        "learners": [_learner(m, now, pace) for m in members],
+        "learners": [_learner(m, now, may_wait) for m in members],
         "merges": [_merge(n) for n in merges[-RECENT:]],
         "num_merges": machine.merging.rounds.closed,
         "waiting": list(waits.values())[-2:],
@@ -49,6 +51,21 @@ def status(
         "refused": dict(machine.refused),
         "rejoins": machine.admission.rejoins,
         "ledger": machine.ledger.summary()["token_fragments"],
+        "gossip": _gossip(gossip) if gossip else None,
+    }
+
+
+def _gossip(gathering: Gathering) -> dict[str, Any]:
+    """`version` is that of the newest consensus average."""
+    return {
+        "epoch": gathering.epoch,
+        "round": gathering.round,
+        "members": len(gathering.members),
+        "meetings": gathering.meetings,
+        "missed": dict(gathering.missed),
+        "half_exchanges": gathering.half_exchanges,
+        "version": gathering.versions[0],
+        "distance": gathering.distance,
     }
 
 
@@ -58,15 +75,15 @@ def _rate(member: Member) -> float:
     return member.tokens / member.steps_done / member.step_s.value
 
 
-def _state(member: Member, now: float, pace: str) -> str:
-    """Link and progress are two signals: who is heard but does not step is waiting (lockstep) or stuck."""
+def _state(member: Member, now: float, waits: bool) -> str:
+    """Link and progress are two signals: who is heard but does not step waits, if methods do that, or is stuck."""
     if member.state != "training" or member.progressing(now, PATIENCE_S):
         return member.state
-    return "waiting" if pace == "lockstep" and member.live(now) else "silent"
+    return "waiting" if waits and member.live(now) else "silent"
 
 
-def _learner(member: Member, now: float, pace: str) -> dict[str, Any]:
-    state = _state(member, now, pace)
+def _learner(member: Member, now: float, waits: bool) -> dict[str, Any]:
+    state = _state(member, now, waits)
     silent = state == "silent"
     return {
         "name": member.name,
@@ -110,6 +127,11 @@ def text(note: dict[str, Any]) -> str:
             return f"donor {note['donor']} failed {who}: {note['reason']}"
         case "disconnected":
             return f"{who} disconnected: {note['reason']}"
+        case "epoch":
+            who = ", ".join(note["members"]) or "nobody"
+            return f"epoch {note['number']}, from round {note['round']} on: {who}"
+        case "half_exchange":
+            return f"round {note['round']}: only one side of {' and '.join(note['learners'])} mixed"
         case "ending":
             return f"ending: {note['reason']}"
         case _:

@@ -15,11 +15,13 @@ from aiohttp import web
 from farflung import tape
 from farflung.core.fragments import FragmentPlan
 from farflung.engine.hub import HubState, Merged
+from farflung.engine.make import slot_sizes
 from farflung.methods import Method
 from farflung.protocol import actions as act
 from farflung.protocol import events as ev
 from farflung.protocol import messages as msg
 from farflung.protocol import objects
+from farflung.protocol.peer import MAX_PARTNERS
 from farflung.protocol.syncer import SyncerMachine
 from farflung.recipe import LEARNER_NAME
 from farflung.recorder import Recorder
@@ -258,6 +260,8 @@ class SyncerDriver:
         kind, _, rest = name.partition(".")
         if kind == "state":
             return MAX_STATE_BYTES if rest in self.machine.admission.transfers else None
+        if kind == "offer":
+            return self._offer_bytes(name)
         fields = rest.split(".")
         if self.hub is None or len(fields) not in (3, 4) or not all(f.isdecimal() for f in fields[1:]):
             return None
@@ -270,6 +274,30 @@ class SyncerDriver:
         if kind == "seed" and len(fields) == 3 and member.state == "seeding":
             return self.hub.value_size(p)
         return None
+
+    def _offer_bytes(self, name: str) -> int | None:
+        """Gossip: a vector on its way between two members; room for those of its sender's newest round only."""
+        offer, members = objects.parse_offer(name), self.machine.membership.members
+        if offer is None or self.hub is None or self.method.policy.topology != "gossip":
+            return None
+        epoch, round, sender, receiver = offer
+        if receiver not in members or sender not in members or members[sender].state != "training":
+            return None
+        for lying in self._offers_of(sender):
+            known = objects.parse_offer(lying)
+            assert known is not None
+            if known[:2] > (epoch, round):
+                return None
+            if known[:2] < (epoch, round):
+                self._forget(lying)
+        if len(self._offers_of(sender)) >= MAX_PARTNERS:
+            return None
+        return slot_sizes(self.hub.plan, self.method)[0](0)
+
+    def _offers_of(self, learner: str) -> list[str]:
+        return [
+            n for n in (*self._arriving, *self._objects) if n[:6] == "offer." and n.split(".")[3] == learner
+        ]
 
     def complete(self, name: str) -> None:
         self._objects[name] = self._arriving.pop(name)
@@ -286,6 +314,8 @@ class SyncerDriver:
         for name in [*self._arriving, *self._objects]:
             if name.split(".")[1:3] == [learner, str(incarnation)]:
                 self._forget(name)
+        for name in self._offers_of(learner):
+            self._forget(name)
 
     def source(self, name: str) -> memoryview:
         kind, _, rest = name.partition(".")
@@ -293,7 +323,7 @@ class SyncerDriver:
             p, _, version = rest.partition(".")
             if p.isdecimal() and version.isdecimal() and int(p) < self.method.policy.num_fragments:
                 return self.hub.value_bytes(int(p), int(version))
-        if kind == "state":
+        if kind in ("state", "offer"):
             return self._objects[name].toreadonly()
         raise KeyError(name)
 
@@ -329,3 +359,10 @@ class SyncerDriver:
         """Write the newest parameters where plain PyTorch can load them."""
         assert self.hub is not None
         tape.write_atomically(path, safetensors.torch.save(self.hub.model_tensors()))
+
+    def save_shown(self, folder: Path) -> None:
+        """Gossip: write what each learner handed in to ``folder/LEARNER.safetensors``."""
+        if self.hub is not None:
+            for learner, tensors in self.hub.shown().items():
+                folder.mkdir(exist_ok=True)
+                tape.write_atomically(folder / f"{learner}.safetensors", safetensors.torch.save(tensors))

@@ -1,6 +1,7 @@
 """Public helpers for tests of methods, machines and drivers.
 
-`World` runs the whole protocol with real tensors under virtual time; `walk` sends one through random faults;
+`World` runs the whole protocol with real tensors under virtual time; `walk` and `walk_gossip` send one through
+random faults; `Crowd` is gossip machines by the thousand;
 `MemoryTape` tells what happened, and `replay` proves that a tape determines a machine. `check_method` holds a
 method of your own to the contract of all methods. None of it needs a test framework.
 
@@ -12,6 +13,8 @@ method of your own to the contract of all methods. None of it needs a test frame
 
 from farflung.lab.island import VirtualIsland
 from farflung.lab.virtual_time import Timers, VirtualTime
+from farflung.testing.crowd import Crowd
+from farflung.testing.gossip_walk import walk_gossip
 from farflung.testing.method_checks import check_method
 from farflung.testing.quadratic import QuadraticInner, quadratic_model
 from farflung.testing.tapes import Divergence, MemoryTape, replay
@@ -19,6 +22,6 @@ from farflung.testing.walk import walk
 from farflung.testing.world import World
 
 __all__ = [
-    "Divergence", "MemoryTape", "QuadraticInner", "Timers", "VirtualIsland", "VirtualTime", "World",
-    "check_method", "quadratic_model", "replay", "walk",
+    "Crowd", "Divergence", "MemoryTape", "QuadraticInner", "Timers", "VirtualIsland", "VirtualTime", "World",
+    "check_method", "quadratic_model", "replay", "walk", "walk_gossip",
 ]  # fmt: skip

@@ -9,6 +9,7 @@ import msgspec
 
 from farflung.protocol import actions as act
 from farflung.protocol import events as ev
+from farflung.protocol.exchange import Exchange
 from farflung.testing.machine_process import Process
 from farflung.testing.machine_world import MachineWorld
 

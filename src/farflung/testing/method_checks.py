@@ -505,9 +505,17 @@ def partners_come_closer_and_keep_their_mean(method: Method) -> None:
         how = "adopt moved the mean of two partners"
         raise broken("corrections that sum to zero move no mean", method, how)
     before, after = (float(torch.dist(*xs)) for xs in (alone, mixed))
-    if after >= before:
+    if after >= before and _offers_its_point(method):
         how = f"adopt left them {after:.3g} apart, and {before:.3g} without the exchange"
         raise broken("an exchange brings partners together", method, how)
+
+
+def _offers_its_point(method: Method) -> bool:
+    """Whether a learner that did nothing offers something. Shared momentum alone brings no points together."""
+    moves = Moves(method)
+    base = moves.draw()
+    idle = Local(x=base.clone(), base=base, state=moves.call("init", N))
+    return bool(moves.call("contribute", idle).payload.any())
 
 
 def an_offer_changes_no_state(method: Method) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -22,10 +22,16 @@ from farflung.tape import Record
 
 
 class MemoryTape:
-    """The records of several machines, in the order in which they happened."""
+    """The records of several machines, in the order in which they happened.
+
+    Attributes:
+        watch: told of every event with the actions that it caused, once they are recorded.
+
+    """
 
     def __init__(self) -> None:
         self.records: list[Record] = []
+        self.watch: Callable[[str, Any, msgspec.Struct, Sequence[Any]], None] | None = None
         self._sequences: dict[str, int] = {}
 
     def open(self, node: str, machine: Any) -> None:
@@ -36,6 +42,8 @@ class MemoryTape:
         actions: Sequence[Any] = machine.handle(event, now)
         self.write(now, node, event, actions)
         machine.validate()
+        if self.watch is not None:
+            self.watch(node, machine, event, actions)
         return actions
 
     def write(self, now: float, node: str, event: msgspec.Struct, actions: Sequence[msgspec.Struct]) -> None:

@@ -49,9 +49,19 @@ def payload_for(x: Tensor, size_bytes: int, out: Tensor | None) -> Tensor:
 
 def vector_for(payload: Tensor, size_bytes: int, num_elements: int, out: Tensor | None) -> Tensor:
     """Check ``decode``'s arguments; the fp32 vector to write."""
+    check_payload(payload, size_bytes)
+    return room_for(num_elements, payload.device, out)
+
+
+def check_payload(payload: Tensor, size_bytes: int) -> None:
+    """Refuse what is no uint8 vector of this size."""
     _check("payload", payload, torch.uint8, size_bytes)
+
+
+def room_for(num_elements: int, device: torch.device, out: Tensor | None) -> Tensor:
+    """``out``, if it fits; else a new fp32 vector."""
     if out is None:
-        return torch.empty(num_elements, device=payload.device)
+        return torch.empty(num_elements, device=device)
     return _check("out", out, torch.float32, num_elements)
 
 

@@ -1,4 +1,4 @@
-"""Error feedback: what a lossy codec drops is kept and sent later."""
+"""What becomes of what a codec sent and of what it dropped: error feedback, and the buffers of momentum."""
 
 from torch import Tensor
 
@@ -36,3 +36,32 @@ def encode_with_feedback(codec: Codec, x: Tensor, residual: Tensor) -> tuple[Ten
     y = x + residual
     payload = codec.encode(y)
     return payload, y.sub_(codec.decode(payload, y.numel()))
+
+
+def drop_sent(buffer: Tensor, sent: Tensor) -> Tensor:
+    """``m - decoded``: what was sent leaves the buffer, the rest stays for later (DeMo, SparseLoCo).
+
+    With ``buffer`` the vector that was encoded this is `encode_with_feedback`'s residual.
+
+    Args:
+        buffer: vector that was encoded, ``[N]``; untouched.
+        sent: what others decode of it, ``[N]``.
+
+    >>> import torch
+    >>> drop_sent(torch.tensor([3.0, 1.0]), torch.tensor([3.0, 0.0]))
+    tensor([0., 1.])
+    """
+    return buffer - sent
+
+
+def put_back(buffer: Tensor, mean: Tensor) -> Tensor:
+    """``m + mean``: after `drop_sent`, the shared part returns to the buffer (arXiv 2510.03371).
+
+    Over W workers nothing is lost or made where ``mean = sum sent / W``: the sum of all buffers is then what
+    it was before. The mean over contributors alone makes more of what few send.
+
+    >>> import torch
+    >>> put_back(torch.tensor([0.0, 1.0]), torch.tensor([1.5, 0.0]))
+    tensor([1.5000, 1.0000])
+    """
+    return buffer + mean

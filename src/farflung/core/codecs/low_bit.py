@@ -10,13 +10,13 @@ zero; a block whose largest magnitude is below `TINY` decodes to zeros. Both cod
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import final
 
 import torch
 from torch import Tensor
 
 from farflung.core.codecs.base import STRIP, payload_for, strips, typed, vector_for
+from farflung.core.codecs.bits import packed, unpacked
 from farflung.core.codecs.blockwise import TINY
 
 Quantise = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -148,7 +148,7 @@ def _encode(x: Tensor, payload: Tensor, block: int, bits: int, stat_bytes: int, 
             stat[~finite_K] = torch.nan
             code_KB[~finite_K] = 0
         stats[_blocks(at, block, stat_bytes)] = stat.view(torch.uint8).flatten()
-        codes[_bytes(at, bits)] = _packed(code_KB.flatten(), bits)
+        codes[_bytes(at, bits)] = packed(code_KB.flatten(), bits)
     return payload
 
 
@@ -165,7 +165,8 @@ def _decode(
     stats, codes = payload[:num_stat_bytes], payload[num_stat_bytes:]
     for at in _whole_and_rest(y.numel(), block):
         value_KV = meanings(stats[_blocks(at, block, stat_bytes)])
-        code_KB = _unpacked(codes[_bytes(at, bits)], bits, at.stop - at.start).view(len(value_KV), -1)
+        code = unpacked(codes[_bytes(at, bits)], bits, at.stop - at.start)
+        code_KB = code.view(len(value_KV), -1).long()
         y[at] = value_KV.gather(1, code_KB).flatten()
     return y
 
@@ -185,26 +186,6 @@ def _blocks(at: slice, block: int, stat_bytes: int) -> slice:
 def _bytes(at: slice, bits: int) -> slice:
     """Where the codes of a part of the vector lie."""
     return slice(at.start * bits // 8, -(-at.stop * bits // 8))
-
-
-def _packed(code: Tensor, bits: int) -> Tensor:
-    """Codes of ``bits`` bits, 8 / bits a byte; missing ones at the end are 0."""
-    per_byte = 8 // bits
-    missing = -code.numel() % per_byte
-    if missing:
-        code = torch.nn.functional.pad(code, (0, missing))
-    packed: Tensor = (code.view(-1, per_byte) << _shifts(bits, code.device)).sum(1, dtype=torch.uint8)
-    return packed
-
-
-def _unpacked(raw: Tensor, bits: int, num_elements: int) -> Tensor:
-    code: Tensor = (raw[:, None] >> _shifts(bits, raw.device)) & (2**bits - 1)
-    return code.flatten()[:num_elements].long()
-
-
-@cache
-def _shifts(bits: int, device: torch.device) -> Tensor:
-    return torch.arange(0, 8, bits, dtype=torch.uint8, device=device)
 
 
 def _check_block(block: int) -> None:

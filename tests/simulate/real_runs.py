@@ -1,0 +1,48 @@
+"""The real machines under virtual time beside the simulation's rounds: the same steps, links and standstills."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from farflung.methods import Method
+from farflung.simulate.cluster import Cluster
+from farflung.simulate.gossip import GossipRun
+from farflung.simulate.rounds import HubRun, Tally
+from farflung.simulate.scenario import Links, Scenario
+from farflung.simulate.timeline import Timeline
+from farflung.testing.world import MERGE_S, World
+
+LATENCY_S, TRANSFER_S = 0.01, 0.02
+PARAMS = 1e6
+
+Downs = Sequence[Sequence[tuple[float, float]]]
+
+
+def real(method: Method, steps_s: Sequence[float], downs: Downs, horizon_s: float) -> World:
+    """Syncer and learner machines, hub and trainers; an island that does not run is frozen."""
+    world = World(method, steps_s, 10**9, latency_s=LATENCY_S, transfer_s=TRANSFER_S)
+    for island, own in zip(world.islands, downs, strict=True):
+        for start_s, end_s in own:
+            world.at(start_s, lambda island=island, for_s=end_s - start_s: island.freeze(for_s))
+    return world.run(horizon_s)
+
+
+def simulated(
+    method: Method, steps_s: Sequence[float], downs: Downs, horizon_s: float, seed: int = 0
+) -> Tally:
+    """The same by the simulation."""
+    M, policy = len(steps_s), method.policy
+    gossip = policy.topology == "gossip"
+    scenario = Scenario(
+        method=policy.method, learners=M, cluster=Cluster(chips=M, mtbi_s=math.inf), policy=policy,
+        links=Links(latency_s=LATENCY_S + TRANSFER_S if gossip else LATENCY_S + TRANSFER_S / 2, merge_s=MERGE_S),
+    )  # fmt: skip
+    clocks = [
+        Timeline(list(zip([0.0, *(b for _, b in own)], [*(a for a, _ in own), 2 * horizon_s], strict=True)))
+        for own in downs
+    ]
+    rng = np.random.default_rng(0)
+    if gossip:
+        return GossipRun(scenario, clocks, horizon_s, rng, list(steps_s), seed=seed).run()
+    return HubRun(scenario, clocks, horizon_s, rng, list(steps_s)).run()
