@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from farflung.errors import UserError
-from farflung.protocol.policy import GOSSIP_FIELDS
+from farflung.protocol.policy import BUFFER_FIELDS, GOSSIP_FIELDS
 from farflung.report import gossip_page, overlay, partners, pictures, spans
 from farflung.report.folder import Folder, read_folder
 from farflung.report.history import Data, History
@@ -249,7 +249,8 @@ HUB_FIELDS = (
 def _recipe(run: Shown) -> list[object]:
     policy = run.history.policy or run.folder.config.get("policy") or {}
     unread = HUB_FIELDS if run.gossip else ("topology", *GOSSIP_FIELDS)
-    policy = {field: value for field, value in policy.items() if field not in unread}
+    absent = [field for field in BUFFER_FIELDS if policy.get(field) is None]
+    policy = {field: value for field, value in policy.items() if field not in (*unread, *absent)}
     recipe = {k: v for k, v in run.folder.config.items() if k != "policy"}
     digest = run.summary.get("digest")
     out: list[object] = [
