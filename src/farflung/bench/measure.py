@@ -45,7 +45,7 @@ class Settings:
     lab_steps: int = 192
     lab_repetitions: int = 3
     lab_crowd: int = 256
-    lab_crowd_steps: int = 20
+    lab_crowd_steps: int = 40
 
 
 FULL = Settings()

@@ -137,7 +137,7 @@ def partners(matching: str, seed: int, round: int, members: Members, name_index:
     return graph(matching, seed, round, members)[name_index]
 
 
-@lru_cache(maxsize=128)
+@lru_cache(maxsize=16)
 def graph(matching: str, seed: int, round: int, members: Members) -> Graph:
     """Return `partners` of every member. Rounds with the same edges share one object."""
     matcher, n = matcher_of(matching), len(members)
