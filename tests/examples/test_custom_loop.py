@@ -4,6 +4,7 @@ import re
 import runpy
 import sys
 from pathlib import Path
+from statistics import median
 
 import pytest
 import safetensors.torch
@@ -40,7 +41,8 @@ def test_the_loss_goes_down(ended):
     _, learners, _ = ended
     losses = [[float(loss) for loss in re.findall(r"loss (\d+\.\d+)", out)] for _, out, _ in learners]
     assert max(each[0] for each in losses) > 0.5  # whoever came first began with chance
-    assert max(each[-1] for each in losses) < 0.15, losses
+    # of several batches: a single one may fall on the step after an adoption
+    assert max(median(each[-5:]) for each in losses) < 0.15, losses
 
 
 def test_the_model_file_fits_the_users_own_model(ended):
