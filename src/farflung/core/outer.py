@@ -45,9 +45,21 @@ class Outer(Protocol):
         ...
 
 
+class Stateless:
+    """What outer optimizers without state share: they are their `update_into`."""
+
+    def init(self, theta: Tensor) -> dict[str, Tensor]:
+        """No state."""
+        return {}
+
+    def update(self: Outer, delta: Tensor, theta: Tensor, state: State) -> tuple[Tensor, dict[str, Tensor]]:
+        """``(theta', {})`` in new memory."""
+        return _update_in_new_memory(self, delta, theta, state)
+
+
 @final
 @dataclass(frozen=True, kw_only=True)
-class Sgd:
+class Sgd(Stateless):
     """``Theta <- Theta - lr Delta``: with ``lr = 1`` the outer step is plain averaging.
 
     Args:
@@ -66,14 +78,6 @@ class Sgd:
     def __post_init__(self) -> None:
         _check(self.lr, 0.0)
 
-    def init(self, theta: Tensor) -> dict[str, Tensor]:
-        """No state."""
-        return {}
-
-    def update(self, delta: Tensor, theta: Tensor, state: State) -> tuple[Tensor, dict[str, Tensor]]:
-        """``(theta', {})`` in new memory."""
-        return _update_in_new_memory(self, delta, theta, state)
-
     def update_into(
         self, delta: Tensor, theta: Tensor, state: State, out_theta: Tensor, out_state: State
     ) -> None:
@@ -83,7 +87,7 @@ class Sgd:
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Sign:
+class Sign(Stateless):
     """``Theta <- Theta - lr sign(Delta)``, with ``sign(0) = 0`` (DeMo, arXiv 2411.19870).
 
     Args:
@@ -101,14 +105,6 @@ class Sign:
     def __post_init__(self) -> None:
         _check(self.lr, 0.0)
 
-    def init(self, theta: Tensor) -> dict[str, Tensor]:
-        """No state."""
-        return {}
-
-    def update(self, delta: Tensor, theta: Tensor, state: State) -> tuple[Tensor, dict[str, Tensor]]:
-        """``(theta', {})`` in new memory."""
-        return _update_in_new_memory(self, delta, theta, state)
-
     def update_into(
         self, delta: Tensor, theta: Tensor, state: State, out_theta: Tensor, out_state: State
     ) -> None:
@@ -118,7 +114,7 @@ class Sign:
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Replace:
+class Replace(Stateless):
     """``Theta <- Delta``: contributions are values, their merge is the next version (a consensus average).
 
     >>> Replace().update(torch.tensor([2.0]), torch.tensor([10.0]), {})[0]
@@ -126,14 +122,6 @@ class Replace:
     """
 
     lr: float = 1.0
-
-    def init(self, theta: Tensor) -> dict[str, Tensor]:
-        """No state."""
-        return {}
-
-    def update(self, delta: Tensor, theta: Tensor, state: State) -> tuple[Tensor, dict[str, Tensor]]:
-        """``(theta', {})`` in new memory."""
-        return _update_in_new_memory(self, delta, theta, state)
 
     def update_into(
         self, delta: Tensor, theta: Tensor, state: State, out_theta: Tensor, out_state: State
