@@ -1,7 +1,7 @@
 """The process behind `lab_overhead`'s reference: inner steps of some learners, and nothing else.
 
 ``python -m farflung.bench.bare_steps FOLDER INDEX...``: after a first line it takes a number of steps a line, and
-answers each when every learner has taken so many.
+answers each when every learner, built anew as the lab builds its own, has taken so many.
 """
 
 import sys
@@ -17,15 +17,15 @@ def main() -> None:
     config = read_config(Path(sys.argv[1]))
     torch.set_num_threads(config.recipe.threads)
     task = config.task()
-    loops = []
-    for index in map(int, sys.argv[2:]):
+
+    def new_loop(index: int) -> InnerLoop:
         model = task.build_model()
         batches = task.build_batches(index, config.recipe.num_learners)
-        loops.append(
-            InnerLoop(task, model, task.build_optimizer(model), batches, rng_seed=config.recipe.seed)
-        )
+        return InnerLoop(task, model, task.build_optimizer(model), batches, rng_seed=config.recipe.seed)
+
     print("ready", flush=True)
     for line in sys.stdin:
+        loops = [new_loop(int(index)) for index in sys.argv[2:]]
         for _ in range(int(line)):
             for loop in loops:
                 loop.step(0.5)

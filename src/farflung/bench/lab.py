@@ -2,7 +2,8 @@
 
 Both sides train the same learners on the same data in the same number of worker processes. The lab's time runs
 from the first moment of virtual time to the end of the hand-in: machines, hub, merges, codecs, simulated links,
-both evaluations. Starting processes is in neither. The ratio is of times: 1 costs nothing, and less is better.
+both evaluations. Building the models is in both, starting processes in neither. The ratio is of times: 1 costs
+nothing, and less is better.
 """
 
 import os

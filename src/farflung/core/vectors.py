@@ -73,12 +73,15 @@ def gather(
         device = _tensor_of(tensors, pieces[0]).device if pieces else None
         out = torch.empty(_length(pieces), dtype=dtype, device=device)
     _check_vector("out", out, pieces)
+    if not pieces:
+        return out
     with torch.no_grad():
-        for piece in pieces:
-            flat = _tensor_of(tensors, piece).detach().reshape(-1)
-            out[piece.offset : piece.offset + piece.length].copy_(
-                flat[piece.start : piece.start + piece.length]
-            )
+        flats = [_flat(tensors, piece) for piece in pieces]
+        if all(flat.device == out.device for flat in flats):
+            torch.cat(flats, out=out)  # one call instead of one a piece
+        else:
+            for piece, flat in zip(pieces, flats, strict=True):
+                out[piece.offset : piece.offset + piece.length].copy_(flat)
     return out
 
 
@@ -140,6 +143,11 @@ def _non_persistent(model: nn.Module) -> set[str]:
         for prefix, module in model.named_modules()
         for name in module._non_persistent_buffers_set
     }
+
+
+def _flat(tensors: Mapping[str, Tensor], piece: Piece) -> Tensor:
+    """The elements of a piece, ``[length]``; a view where the tensor's layout has one."""
+    return _tensor_of(tensors, piece).detach().reshape(-1)[piece.start : piece.start + piece.length]
 
 
 def _length(pieces: Sequence[Piece]) -> int:

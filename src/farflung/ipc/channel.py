@@ -79,8 +79,9 @@ class Channel(Generic[Incoming]):
         Raises:
             PeerGone: nothing arrived and nothing ever will. What came before it is returned first.
         """
-        with contextlib.suppress(PeerGone):  # reading says so too, after what is still to be read
-            self.flush()
+        if self._unsent:
+            with contextlib.suppress(PeerGone):  # reading says so too, after what is still to be read
+                self.flush()
         ended = self._fill()
         messages = self._parse()
         if ended and not messages:
@@ -103,10 +104,12 @@ class Channel(Generic[Incoming]):
         self.sock.close()
 
     def _fill(self) -> bool:
-        """Read what is there; True at the end of the stream."""
+        """Read what is there; True at the end of the stream, which shows once everything before it is read."""
         try:
             while data := self.sock.recv(READ_BYTES):
                 self._received += data
+                if len(data) < READ_BYTES:
+                    return False
         except BlockingIOError:
             return False
         except OSError:

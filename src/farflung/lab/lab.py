@@ -23,7 +23,7 @@ from farflung.lab.network import Network
 from farflung.lab.step_times import StepTimes
 from farflung.lab.task_body import task_body, task_plan
 from farflung.lab.virtual_run import VirtualRun
-from farflung.lab.workers import Close, New, RemoteBody, Worker
+from farflung.lab.workers import RemoteBody, Worker
 from farflung.recorder import Recorder
 
 
@@ -111,8 +111,7 @@ class Lab:
     def wait_for_workers(self) -> None:
         """Return when every worker process is up; `go` waits for them by itself."""
         for worker in self._workers:
-            worker.ask(New(body=0))
-            worker.tell(Close(body=0))
+            worker.wait_until_up()
 
     def go(self) -> dict[str, Any]:
         """Run to the end; returns what only the driver knows of it."""
@@ -142,7 +141,7 @@ class Lab:
         if not self._workers:
             return task_body(self.config, self.task)
         index = self.config.recipe.learners().index(island.name)
-        return RemoteBody(self._workers[index % len(self._workers)], self._bodies)
+        return RemoteBody(self._workers[index % len(self._workers)], self._bodies, self.run.plan)
 
     def control_s(self, island: VirtualIsland) -> float:
         """Virtual seconds of a control message, one way."""

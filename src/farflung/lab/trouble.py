@@ -57,7 +57,11 @@ class LinkTrouble:
 
     def extra_s(self, now: float) -> float:
         """Latency beside the usual one."""
-        return sum(latency_s for until_s, latency_s in self._delays if now < until_s)
+        return (
+            0.0
+            if not self._delays
+            else sum(latency_s for until_s, latency_s in self._delays if now < until_s)
+        )
 
     def bulk_s(self, direction: str, num_bytes: int, usual_s: float, now: float) -> float:
         """Seconds until an object that is ready now has arrived, in place of `usual_s`."""

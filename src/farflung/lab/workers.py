@@ -1,8 +1,9 @@
 """Islands that compute in worker processes, so that the lab uses every core; with the same result as in one.
 
 A worker holds the trainers of some islands. `begin` is only sent: steps are computed in one thread, in that order,
-while the lab lives through other moments; `end` collects one, and need not wait for the steps of others. What a
-snapshot, a seed or a donation put into a slot comes along with the report, so that nobody asks for it later.
+while the lab lives through other moments; `end` collects one, and need not wait for the steps of others. Trainers
+are built in that thread too, while the lab goes on: all of a run have one fragment plan. What a snapshot, a seed
+or a donation put into a slot comes along with the report, so that nobody asks for it later.
 """
 
 import os
@@ -16,12 +17,17 @@ from typing import Any
 import msgspec
 
 from farflung.config import RunConfig
+from farflung.core.fragments import FragmentPlan
 from farflung.ipc.channel import Channel
 from farflung.lab.body import Body, LocalBody
 from farflung.protocol import mailbox as box
 from farflung.protocol.mailbox import Command
 
 ANSWER_S = 600.0  # the longest step that is waited for
+
+
+class Ping(Command, frozen=True):
+    """Answered when a first trainer was built, and dropped."""
 
 
 class New(Command, frozen=True):
@@ -55,7 +61,7 @@ class Close(Command, frozen=True):
     body: int
 
 
-Request = New | Begin | End | Write | PutState | Close
+Request = Ping | New | Begin | End | Write | PutState | Close
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,8 +69,6 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     slots: list[tuple[bool, int, bytes]] = []  # (seed, fragment, content)
     state: bytes | None = None
     may_step: bool = False
-    layout: str = ""
-    fingerprint: str = ""
 
 
 class Worker:
@@ -83,6 +87,9 @@ class Worker:
         self._process.stdin.write(msgspec.json.encode(config) + b"\n")
         self._process.stdin.close()
         self._channel: Channel[Answer] = Channel(ours, Answer)
+
+    def wait_until_up(self) -> None:
+        self.ask(Ping())
 
     def tell(self, request: Request) -> None:
         self._channel.send(request)
@@ -105,16 +112,22 @@ class Worker:
 
 
 class RemoteBody(Body):
-    """A trainer in a worker."""
+    """A trainer in a worker.
 
-    def __init__(self, worker: Worker, number: int) -> None:
+    Args:
+        worker: where it is built.
+        number: it has no other trainer of this number.
+        plan: what the run's trainers have in common.
+    """
+
+    def __init__(self, worker: Worker, number: int, plan: FragmentPlan) -> None:
         self._worker, self._number = worker, number
         self._commands: list[box.AnyCommand] = []
         self._slots: dict[tuple[bool, int], bytes] = {}
         self._state = b""
         self._may_step = False
-        answer = worker.ask(New(body=number))
-        self.layout, self.fingerprint = answer.layout, answer.fingerprint
+        self.layout, self.fingerprint = plan.to_json(), plan.fingerprint()
+        worker.tell(New(body=number))
 
     def take(self, command: box.AnyCommand) -> None:
         self._commands.append(command)
@@ -176,26 +189,29 @@ def answer(body: LocalBody, request: End) -> Answer:
 
 def serve(channel: Channel[Any], make_body: Callable[[], LocalBody]) -> None:
     """A worker's life: do what comes, until the lab is gone (`PeerGone`)."""
-    bodies: dict[int, LocalBody] = {}
+    bodies: dict[int, Future[LocalBody]] = {}
     steps: dict[int, Future[None]] = {}  # begun and not yet ended, by body
-    trainer = ThreadPoolExecutor(1)
+    trainer = ThreadPoolExecutor(1)  # one, so that no two use torch's random state at once
     while True:
         for request in channel.wait(ANSWER_S):
             match request:
-                case New():  # in the thread too, so that no two use torch's random state at once
-                    body = bodies[request.body] = trainer.submit(make_body).result()
-                    channel.send(Answer(layout=body.layout, fingerprint=body.fingerprint))
+                case Ping():
+                    trainer.submit(make_body).result()
+                    channel.send(Answer())
+                case New():
+                    bodies[request.body] = trainer.submit(make_body)
                 case Begin():
-                    bodies[request.body].begin()
-                    steps[request.body] = trainer.submit(bodies[request.body].compute)
+                    body = bodies[request.body].result()
+                    body.begin()
+                    steps[request.body] = trainer.submit(body.compute)
                 case End():
                     if request.step_s is not None:
                         steps.pop(request.body).result()
-                    channel.send(answer(bodies[request.body], request))
+                    channel.send(answer(bodies[request.body].result(), request))
                 case Write():
-                    bodies[request.body].write(request.fragment, memoryview(request.value))
+                    bodies[request.body].result().write(request.fragment, memoryview(request.value))
                 case PutState():
-                    bodies[request.body].put_state(request.state)
+                    bodies[request.body].result().put_state(request.state)
                 case Close():
                     del bodies[request.body]
                     steps.pop(request.body, None)
