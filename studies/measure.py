@@ -1,17 +1,22 @@
 """One cell of a study: a recipe, run in the lab without a folder, and its figures."""
 
 from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
 
-from farflung.config import resolve
+from farflung.config import REFERENCE, resolve
+from farflung.lab.data_parallel import DataParallel
 from farflung.lab.lab import Lab
+from farflung.lab.start import lab_config
 from farflung.lab.virtual_run import Tape
 from farflung.protocol import messages as msg
-from farflung.recipe import make_recipe
+from farflung.recipe import Recipe, make_recipe
 from farflung.report.figures import figures, mean_breadth
-from farflung.report.history import read_history
+from farflung.report.folder import read_folder
+from farflung.report.history import History, read_history
 from farflung.tape import Record
 
 Figures = dict[str, Any]
@@ -52,27 +57,46 @@ def measure(raw_recipe: dict[str, Any]) -> Figures:
     Returns:
         Figures as in a run's report. Fractions are 0..1; ``discarded`` is a share of what was trained, by
         reason; ``round_breadth`` is the merges' breadth without those of the hand-in; ``eval_loss`` is the
-        mean held-out loss of the global model at the end, in nats.
+        mean held-out loss of the global model at the end, in nats. What else the task measures is there by its
+        name: ``accuracy``.
     """
     recipe = make_recipe(raw_recipe)
+    if recipe.method == REFERENCE:
+        return _measure_reference(recipe)
     lab = Lab(resolve(recipe, f"study-{recipe.seed}"), None)
     seen = SyncerTape(lab.run.tape, lab.run.syncer)
     lab.run.tape = seen
     results = lab.go()
-    history = read_history(seen.records)
-    numbers = figures(history)
+    history = read_history(seen.records, lab.faults)
     ledger = lab.run.syncer.ledger.summary()
-    fates = ledger["token_fragments"]
+    return _figures(results, history, lab.evals, ledger) | _gossip_figures(lab, seen.records)
+
+
+def _measure_reference(recipe: Recipe) -> Figures:
+    """The same of data-parallel training, whose ledger has one line: all that was trained is merged."""
+    with TemporaryDirectory(prefix="farflung-study-") as folder:
+        driver = DataParallel(lab_config(recipe), Path(folder))
+        results = driver.go()
+        history = read_folder(Path(folder)).history
+    fates = {"trained": driver.tokens, "merged": driver.tokens, "discarded": {}}
+    ledger = {"tokens_trained": driver.tokens, "token_fragments": fates}
+    return _figures(results, history, driver.evals, ledger)
+
+
+def _figures(
+    results: Figures, history: History, evals: list[dict[str, Any]], ledger: dict[str, Any]
+) -> Figures:
+    numbers, fates = figures(history), ledger["token_fragments"]
     trained = fates["trained"]
     return {
         "outcome": results["outcome"],
-        "eval_loss_start": lab.evals[0]["loss"],
-        "eval_loss": lab.evals[-1]["loss"],
+        "eval_loss_start": evals[0]["loss"],
+        "eval_loss": evals[-1]["loss"],
+        **evals[-1].get("figures", {}),
         "goodput": numbers.goodput,
         "uptime": numbers.uptime,
         "tokens": ledger["tokens_trained"],
-        "curve": [(round(e["t"], 3), e["tokens"], round(e["loss"], 5)) for e in lab.evals],
-        **_gossip_figures(lab, seen.records),
+        "curve": [(round(e["t"], 3), e["tokens"], round(e["loss"], 5)) for e in evals],
         "merged_share": fates["merged"] / trained,
         "discarded": {reason: lost / trained for reason, lost in fates["discarded"].items()},
         "mean_merge_breadth": numbers.mean_merge_breadth,

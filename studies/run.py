@@ -14,6 +14,10 @@ NAMES = [
     "gossip_one_step",
     "gossip_local_steps",
     "gossip_bandwidth",
+    "bytes_language",
+    "bytes_learners",
+    "bytes_vision",
+    "quality_under_failure",
 ]
 
 

@@ -21,6 +21,7 @@ FLOORS = [
         "cli",
         "compare",
         "bench",
+        "plan",
         "farflung",
     },  # the roof puts the house together: its parts may call each other
 ]

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from farflung import __version__
 from farflung.errors import UserError
+from farflung.plan.verbs import plan
 from farflung.simulate.verbs import simulate
 
 app = typer.Typer(
@@ -60,9 +61,10 @@ def run(
 ) -> None:
     """Run a recipe on this machine. A syncer and learners start as processes; progress is shown live.
 
-    Keys of a recipe, each with a default: method, policy.* (num_fragments, sync_every_steps, quorum, ...), task,
-    data.path, scale, num_learners, steps or budget_tokens, batch_size, lr, warmup_steps, seed, threads, evals,
-    eval_batches, pace_s, restart_s, serve.*, [[faults]]. A wrong key or value is told with what is allowed.
+    Keys of a recipe, each with a default: method, policy.* (num_fragments, sync_every_steps, quorum, ...), task
+    (text, text_muon, vision, vision_muon, or package.module:function), data.path, scale, num_learners, steps or
+    budget_tokens, batch_size, lr, warmup_steps, seed, threads, evals, eval_batches, pace_s, restart_s, serve.*,
+    [[faults]]. A wrong key or value is told with what is allowed.
 
     The run folder then holds report.html, summary.json, model.safetensors, logs, and the tape of every event and
     decision. Ctrl-C stops in order: fragments, outer state, ledger and every learner's state are written, and
@@ -388,6 +390,7 @@ def join(
 
 
 app.command()(simulate)
+app.command()(plan)
 
 
 @app.command()

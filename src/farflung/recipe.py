@@ -76,11 +76,11 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     Args:
         method: how learners train together; a name in farflung.methods.
         policy: fields of the method's policy that differ from its defaults.
-        task: what is trained: a built-in name, or package.module:function.
+        task: what is trained: text, text_muon, vision, vision_muon, or package.module:function.
         seed: of weights and data order.
         num_learners: islands.
         scale: size of the model.
-        budget_tokens: tokens of the whole run, over all learners; None: steps * batch * context * learners.
+        budget_tokens: tokens (of vision: images) of the whole run, over all learners; None: what `steps` take.
         steps: the same budget in steps of each learner.
         batch_size, lr, warmup_steps, eval_batches: of the task; None takes its default.
         pace_s: least seconds of a step, so that timing checks run on half-loaded cores.

@@ -41,7 +41,8 @@ def test_there_is_a_measurement_for_everything_that_was_asked_for():
     assert {*CODECS, "top64-2bit-12bit", "dct-top32-int8-12bit"} <= set(MEASURED)
     codecs = {f"codec_{name}_{way}" for name in MEASURED for way in ("encode", "decode")}
     others = {"learner_throughput", "merge_avg", "merge_rda", "transport_put", "transport_get"}
-    others |= {"lab_overhead", "lab_crowd", "machine_events", "dct"}
+    others |= {"lab_overhead", "lab_crowd", "machine_events", "dct", "codec_memory"}
+    others |= {"simulate_table1", "simulate_chips"}
     assert set(suite.REGISTRY) == codecs | others
 
 

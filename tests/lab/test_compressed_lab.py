@@ -20,8 +20,15 @@ HUB = {
     },
     "random_rows": {"codec": "rows1024-bf16", "outer_lr": 1.0},
     "sparseloco": {"codec": "top512-2bit-12bit", "outer_lr": 1.0},
+    "sparseloco, increments": {
+        "codec": "top512-2bit-12bit",
+        "outer_lr": 1.0,
+        "downlink_codec": "top1024-int8-12bit",
+    },
+    "decoupled, increments": {"num_fragments": 4, "overlap_steps": 1, "downlink_codec": "int8"},
 }
-METHODS = {**HUB, "dct_momentum": {"codec": "dct-top128-int8-12bit", "gathers": 2, "num_fragments": 1}}
+DCT = {"codec": "dct-top128-int8-12bit", "gathers": 2, "num_fragments": 1}
+METHODS = {**HUB, "dct_momentum": DCT, "dct_momentum, dense": {**DCT, "dense_every_rounds": 2}}
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -32,6 +39,9 @@ def test_a_short_run_learns_and_replays(name, tmp_path):
     summary = run(small(method=name.split(",")[0], task=task, policy=policy, steps=20, evals=2), run_dir)
     assert (summary["outcome"], summary["ledger_exact"], summary["rejoins"]) == ("finished", True, 1)
     assert summary["eval_loss_final"] < summary["eval_loss_start"]
+    has_own_state = not name.startswith("decoupled")
+    assert summary["rejoins_own_state"] + summary["rejoins_zero_state"] == has_own_state
+    assert set(summary["zero_state_reasons"]) <= {"undecided"}
     assert all(v.same for v in replay_run(run_dir))
     verdict = judge(tape.read_run(run_dir))
     assert verdict.ok, str(verdict)

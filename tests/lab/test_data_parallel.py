@@ -109,6 +109,15 @@ def test_a_freeze_is_waited_for_unless_it_is_worth_going_on():
     assert two({"elastic": True, "reconfigure_s": 0.5}, FREEZE)[1]["wall_s"] < 14
 
 
+def test_who_is_back_before_a_reconfiguration_has_ended_is_taken_in_by_it():
+    faults = [FREEZE, FREEZE | {"target": "learner-1", "for_s": 6.0}]
+    lab = {"step_s": 1.0, "latency_s": 0.0}
+    policy = {"elastic": True, "reconfigure_s": 3.0}
+    _, results = done(reference(num_learners=3, steps=10, lab=lab, policy=policy, faults=faults))
+    # 3 s, 3 s to leave both, 1 step alone, 3 s in which both are taken in; 20 of 30 batches are left
+    assert results["wall_s"] == pytest.approx(3 + 3 + 1 + 3 + 7)
+
+
 def test_a_slow_learner_slows_everybody():
     slow = {"kind": "slow", "target": "learner-1", "at_s": 0.0, "for_s": 6.0, "factor": 3.0}
     assert two({}, slow)[1]["wall_s"] == pytest.approx(1 + 2 * 3 + 7)

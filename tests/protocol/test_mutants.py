@@ -150,6 +150,16 @@ def stuck_at_the_lead(patch: Patch) -> None:
     patch(Exchange, "_want_work", lambda self, line: None)
 
 
+def increments_as_the_whole_value(patch: Patch) -> None:
+    """What was fetched as increments is adopted as if it were the whole value."""
+    adopt = Exchange._adopt
+
+    def whole(p: int, line: Any, at_step: int = 0) -> Any:
+        return msgspec.structs.replace(adopt(p, line, at_step), base_version=None)
+
+    patch(Exchange, "_adopt", staticmethod(whole))
+
+
 MUTANTS = {
     quorum_off_by_one: {"a merge below quorum"},
     answer_before_apply: {"work is merged twice"},
@@ -163,6 +173,7 @@ MUTANTS = {
     silent_after_reattachment: {"no progress"},
     restored_one_version_back: {"a restored syncer goes back"},
     stuck_at_the_lead: {"no progress"},
+    increments_as_the_whole_value: {"increments upon another base"},
 }
 
 

@@ -257,3 +257,40 @@ def test_a_learner_that_goes_on_from_a_save_file_waits_for_its_epoch() -> None:
     assert limits(peer)[-1] == (9, "round 20: waiting for b"), peer.story()
     peer.stand(20)
     assert missed([*peer.refuse("late", round=20, number=5), *peer.mix(20)]) == {"b": "late"}
+
+
+@pytest.mark.parametrize(("worked", "ends_at"), [(0, 9), (1, 8), (2, 7), (3, 7)])
+def test_a_round_that_a_stop_broke_off_still_ends_after_h_steps(worked: int, ends_at: int) -> None:
+    """So a run that was stopped and resumed mixes at the steps where one that was not does."""
+    peer = Peer()
+    peer.report(box.Ready(
+        learner="a", fingerprint="f", layout="{}", method="m", run="by-hand", incarnation=1, held=[2], step=7,
+        worked=worked,
+    ))  # fmt: skip
+    peer.take(ev.LinkUp())
+    peer.welcome()
+    peer.hear(msg.Reattached(installed=True, sequence=0, syncer_step=0))
+    actions = peer.hear(epoch("ab", number=5, round=20))
+    assert [s.at_step for s in posted(actions, box.Snapshot)] == [ends_at], peer.story()
+    assert limits(peer)[-1] == (ends_at, "round 20: waiting for b")
+    peer.step = ends_at - 1
+    peer.take_offer(20)
+    peer.refuse("late", round=20, number=5)
+    actions = peer.mix(20)
+    assert [s.at_step for s in posted(actions, box.Snapshot)] == [ends_at + 2], peer.story()
+
+
+def test_a_learner_that_starts_over_begins_a_whole_round() -> None:
+    peer = Peer()
+    peer.report(box.Ready(
+        learner="a", fingerprint="f", layout="{}", method="m", run="by-hand", incarnation=1, held=[2], step=7,
+        worked=1,
+    ))  # fmt: skip
+    peer.take(ev.LinkUp())
+    peer.welcome()
+    peer.hear(msg.Stop(reason="reset"))
+    peer.step = 0
+    peer.welcome(2)
+    peer.install([0])
+    peer.hear(epoch("ab", number=5, round=20))
+    assert peer.meeting.ends_at == 2, peer.story()

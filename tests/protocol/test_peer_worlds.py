@@ -199,9 +199,11 @@ def test_a_learner_whose_parameters_break_starts_over_and_hurts_nobody() -> None
 
     world.at(0.95, poison)
     world.run(until_s=100.0)
-    assert [note["reason"] for note in world.tape.notes("start_over")] == [
-        "its own parameters are not finite"
-    ]
+    first, *more = [note["reason"] for note in world.tape.notes("start_over")]
+    assert first == "its own parameters are not finite"
+    assert set(more) <= {
+        "the version to install is gone"
+    }  # an average that was taken meanwhile may retire it
     assert all(tensor.isfinite().all() for tensor in world.hub.model_tensors().values()), world.story()
     assert world.checks is not None
     assert not [e for e in world.checks.ended if not e.x.isfinite().all()]

@@ -14,6 +14,7 @@ from farflung import tape
 from farflung.protocol import actions, events, messages
 from farflung.protocol.objects import offer
 from farflung.protocol.policy import Policy
+from farflung.units import FRAME_BYTES
 
 NAMES = ["learner-0", "learner-1", "learner-2"]
 STEP_S, TOKENS, VECTOR_BYTES = 1.0, 10, 700
@@ -65,8 +66,12 @@ class Tape:
                 actions.Offer(object=ours, partner=partner, address=to, num_bytes=VECTOR_BYTES),
             )
             if not missed:
-                self.put(mixed_s, learner, events.Uploaded(object=ours))
-                self.put(mixed_s, learner, events.Arrived(object=theirs, num_bytes=VECTOR_BYTES))
+                self.put(
+                    mixed_s, learner, events.Uploaded(object=ours, sent_bytes=VECTOR_BYTES + FRAME_BYTES)
+                )
+                self.put(
+                    mixed_s, learner, events.Arrived(object=theirs, num_bytes=VECTOR_BYTES + FRAME_BYTES)
+                )
             self.put(mixed_s, learner, actions.SetTimer(name="meet", at_s=None))
         ended = messages.RoundMixed(epoch=1, round=number, meetings=meetings, correction=0.75)
         self.boundary(mixed_s, learner, mixed=ended)

@@ -22,6 +22,7 @@ from farflung.report.spans import alive
 from farflung.report.story import story
 from farflung.report.summary import summarise, summary_of
 from farflung.tape import Record
+from farflung.units import FRAME_BYTES
 
 
 def gossip_of(folder: Folder) -> Gossip:
@@ -55,7 +56,7 @@ def test_the_summary_of_a_gossip_run_is_exact(gossip: Folder) -> None:
         "longest_wait_s": 2.0,
         "longest_deadline_s": 2.0,
         "bytes_per_exchange": VECTOR_BYTES,
-        "bytes_between_partners": 3 * VECTOR_BYTES,
+        "bytes_between_partners": 3 * (VECTOR_BYTES + FRAME_BYTES),
         "merges": 9,  # rounds that ended
         "narrow_merges": 3,  # that missed every partner
         "mean_merge_breadth": (2 + 2 + 1 + 1 + 1 + 1 + 1 + 2 + 1) / 9,
@@ -114,8 +115,9 @@ def test_an_interrupted_run_has_merged_what_was_in_ended_rounds(tmp_path: Path) 
 
 def test_bytes_are_told_apart_by_whom_they_go_to(gossip: Folder) -> None:
     moved = gossip.history.transfers
-    assert sum(x.up for x in moved if x.partner) == sum(x.down for x in moved if x.partner) == 2100
-    assert summary_of(gossip)["bytes_up"] == 2100
+    assert sum(x.up for x in moved if x.partner) == 3 * (VECTOR_BYTES + FRAME_BYTES)
+    assert sum(x.down for x in moved if x.partner) == 3 * (VECTOR_BYTES + FRAME_BYTES)
+    assert summary_of(gossip)["bytes_up"] == 3 * (VECTOR_BYTES + FRAME_BYTES)
 
 
 def test_bytes_that_a_learner_reported_count_only_where_its_tape_is_lacking() -> None:

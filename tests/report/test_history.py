@@ -5,9 +5,10 @@ from typing import Any
 
 import msgspec
 
+from farflung.engine.layout import Layout
 from farflung.protocol import actions, events, messages
 from farflung.report.folder import Folder
-from farflung.report.history import History, fragment_bytes, read_history
+from farflung.report.history import FragmentBytes, History, fragment_bytes, read_history
 from farflung.report.spans import union
 from farflung.tape import Record
 
@@ -84,5 +85,6 @@ def test_reports_on_a_connection_that_was_hung_up_do_not_count() -> None:
 
 def test_fragment_sizes_come_from_the_layout() -> None:
     layout = '{"fragments":[{"pieces":[{"length":5}],"buffers":[{"length":1}],"counters":[{"length":2}]}]}'
-    assert fragment_bytes(layout) == [4 * 6 + 8 * 2]
+    laid_out = Layout(params=20, buffers=4, counters=16)
+    assert fragment_bytes(layout) == [FragmentBytes(dense=20, value=laid_out.size_bytes)]
     assert fragment_bytes("not a layout") == []

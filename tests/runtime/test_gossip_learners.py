@@ -109,7 +109,7 @@ def test_a_run_ends_in_order_and_the_hub_holds_the_average_of_what_was_handed_in
     gathering, ledger = syncer.machine.merging, syncer.machine.ledger
     assert syncer.machine.phase == "finished" and gathering.half_exchanges == 0
     assert ledger.tokens_trained == ledger.merged >= 120
-    assert gathering.meetings > 5 and gathering.bytes_up == gathering.bytes_down > 0
+    assert gathering.meetings > 5 and 0.5 < gathering.bytes_up / gathering.bytes_down < 2
     shown = syncer.driver.hub.shown()
     assert sorted(shown) == ["ada", "bob", "cy"]
     for name, value in syncer.driver.hub.model_tensors().items():

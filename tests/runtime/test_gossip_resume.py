@@ -24,7 +24,7 @@ def stopped():
     gathering.versions, gathering.kept, gathering.digests = [3], [[3]], {(0, 3): "d"}
     gathering.epoch, gathering.round, gathering.gathered, gathering.half_exchanges = 4, 17, 3, 1
     gathering.meetings, gathering.missed, gathering.distance = 30, {"late": 2}, 0.5
-    gathering.bytes_up, gathering.bytes_down = 7, 8
+    gathering.direct = {"ada": (3, 8), "bob": (4, 0)}
     for connection, name in enumerate(("ada", "bob")):
         member = old.membership.enter(name, connection)
         member.state, member.address, member.held, member.announced = "saved", f"http://{name}:1", [3], [3]

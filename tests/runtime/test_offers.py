@@ -15,6 +15,7 @@ from farflung.runtime import bulk, chunks
 from farflung.runtime.client import HubClient
 from farflung.runtime.listen import Listen, choose
 from farflung.runtime.transport import Gone, Refused, TransferFailed, Unreachable
+from farflung.units import FRAME_BYTES
 
 AUTH = {"Authorization": f"Bearer {TOKEN}"}
 VECTOR = bytes(range(250)) * 4
@@ -69,7 +70,8 @@ async def test_a_partners_vector_lies_in_the_slot_that_the_machine_gave(b, clien
     await client.put_object(name_of(FRIEND, "b"), memoryview(VECTOR))
     (admit,) = b.of(act.Admit)
     assert admit.slot is not None and b.slots == {admit.slot: VECTOR}
-    assert b.heard(ev.Arrived) == [ev.Arrived(object=name_of(FRIEND, "b"), num_bytes=SIZE)]
+    framed = SIZE + FRAME_BYTES
+    assert b.heard(ev.Arrived) == [ev.Arrived(object=name_of(FRIEND, "b"), num_bytes=framed)]
 
 
 async def test_a_vector_for_the_next_round_waits_in_a_slot_of_its_own(b, client):

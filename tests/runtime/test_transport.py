@@ -120,6 +120,16 @@ async def test_both_sides_count_bodies_and_frame_headers(client, app):
         assert (traffic.bytes_up, traffic.bytes_down, traffic.bytes_control) == (framed, framed, 0)
 
 
+async def test_the_hub_counts_by_learner_kind_of_object_and_fragment(client, app):
+    for name in ("contribution.ada.1.3.7", "contribution.ada.1.3.8", "state.x", "contribution.ada.1.03.7"):
+        await client.put_object(name, memoryview(bytes(100)))
+    framed = 100 + chunks.HEADER_BYTES
+    rows = [("contribution", 3, 2 * framed), ("other", 0, framed), ("state", 0, framed)]
+    assert app[server.HUB].table.rows() == [
+        {"learner": "ada", "kind": kind, "fragment": p, "up": up, "down": 0} for kind, p, up in rows
+    ]
+
+
 async def test_a_failed_chunk_is_tried_again(client, run, failing):
     failing[1] = 2
     await client.put_object("a", memoryview(BIG))

@@ -28,6 +28,12 @@ def real(method: Method, steps_s: Sequence[float], downs: Downs, horizon_s: floa
     return world.run(horizon_s)
 
 
+def worked(world: World, steps_s: Sequence[float]) -> float:
+    """Seconds in steps, of all learners; what a step says that it took holds the standstill that it spanned."""
+    members = world.syncer.membership.sorted()
+    return sum(m.steps_done * step_s for m, step_s in zip(members, steps_s, strict=True))
+
+
 def simulated(
     method: Method, steps_s: Sequence[float], downs: Downs, horizon_s: float, seed: int = 0
 ) -> Tally:

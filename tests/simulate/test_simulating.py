@@ -32,12 +32,14 @@ def test_goodput_and_losses_add_up_to_one(method: str) -> None:
     assert 0 <= outcome.merged_share.mean <= 1
 
 
-def test_m_learners_are_one_learner_with_m_times_fewer_chips() -> None:
-    one = simulate(Scenario(method="data_parallel", learners=1, cluster=Cluster(chips=150_000)), QUICK)
-    eight = simulate(Scenario(method="decoupled", learners=8, cluster=MANY), QUICK)
-    assert eight.goodput.mean == pytest.approx(one.goodput.mean, abs=0.015)
-    assert eight.uptime.mean == pytest.approx(1.0, abs=1e-6)
-    assert one.uptime.mean < 0.9
+@pytest.mark.parametrize("learners", [2, 8, 16])
+def test_m_learners_are_one_learner_with_m_times_fewer_chips(learners: int) -> None:
+    fewer = Cluster(chips=MANY.chips // learners)
+    one = simulate(Scenario(method="data_parallel", learners=1, cluster=fewer), QUICK)
+    many = simulate(Scenario(method="decoupled", learners=learners, cluster=MANY), QUICK)
+    assert many.goodput.mean == pytest.approx(one.goodput.mean, abs=0.02)
+    assert many.uptime.mean > one.uptime.mean + 0.04
+    assert learners < 8 or many.uptime.mean == pytest.approx(1.0, abs=1e-6)
 
 
 def test_who_waits_for_nobody_has_the_goodput_of_the_islands() -> None:
@@ -99,6 +101,10 @@ def test_the_interval_shrinks_with_seeds() -> None:
         ({"learners": 2, "policy": policy_of("decoupled", {"quorum": 3})}, "at most the 2 learners"),
         ({"method": "data_parallel"}, "one job over all chips"),
         ({"step_s": 0.0}, "step_s = 0.0"),
+        (
+            {"method": "data_parallel", "learners": 1, "links": Links(up_mbps=100.0)},
+            "up_mbps = 100: no effect",
+        ),
         ({"policy": policy_of("diloco", {})}, "policy.method"),
     ],
 )

@@ -12,7 +12,7 @@ from studies import pages
 def rows_of(study):
     """Rows as if every cell that is planned had run, and those planned after these."""
     rows = []
-    for _ in range(2):
+    for _ in range(6):
         known = [row["recipe"] for row in rows]
         for number, cell in enumerate(study.plan(rows)):
             if dict(cell.recipe) not in known:
@@ -22,7 +22,8 @@ def rows_of(study):
 
 FIGURES = {
     "goodput": 0.9, "merged_share": 0.8, "discarded": {"late": 0.2}, "round_breadth": 3.0, "virtual_s": 900.0,
-    "bytes_up": 10_000_000, "digest": "0", "eval_loss_start": 5.5, "consensus_distance": 0.5, "workers_loss": 2.7,
+    "bytes_up": 10_000_000, "bytes_down": 20_000_000, "digest": "0", "eval_loss_start": 5.5, "accuracy": 0.8,
+    "consensus_distance": 0.5, "workers_loss": 2.7,
     "curve": [(0.0, 0, 5.5), (400.0, 1000, 3.0), (900.0, 2000, 2.5)],
 }  # fmt: skip
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from farflung.errors import UserError
-from farflung.train.text import ShardBatches, TextData, read_text
+from farflung.train.batches import ShardBatches
+from farflung.train.text import TextData, read_text, window_batches
 
 
 def data(num_bytes: int) -> TextData:
@@ -12,7 +13,7 @@ def data(num_bytes: int) -> TextData:
 
 
 def batches(seed: int = 0, learner_index: int = 0) -> ShardBatches:
-    return ShardBatches(data(5000).text_N, 4, 16, seed, learner_index)
+    return window_batches(data(5000).text_N, 4, 16, seed, learner_index)
 
 
 def test_the_default_text_is_shakespeare():
@@ -85,7 +86,7 @@ def test_texts_too_short_for_one_window_are_refused():
     ):
         data(100).eval_windows(context=16, num_windows=1)
     with pytest.raises(UserError, match="shard of learner 3"):
-        ShardBatches(data(100).shard(3, 9), 4, 16, seed=0, learner_index=3)
+        window_batches(data(100).shard(3, 9), 4, 16, seed=0, learner_index=3)
     with pytest.raises(UserError, match="learner_index = 2 of num_learners = 2"):
         data(100).shard(2, 2)
     with pytest.raises(UserError, match="0 bytes"):

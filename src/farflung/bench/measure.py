@@ -31,6 +31,9 @@ class Settings:
         lab_scale, lab_steps: model and steps of each learner in one repetition of the lab's measurement.
         lab_repetitions: of that.
         lab_crowd, lab_crowd_steps: gossip partners in the lab, and steps of each in one repetition.
+        simulate_cells, simulate_half_width: cells of table 1, and how exact each.
+        simulate_seeds: of the simulation whose chips are counted.
+        simulate_repetitions: of both.
     """
 
     vector_bytes: int = 64 * MIB
@@ -46,13 +49,18 @@ class Settings:
     lab_repetitions: int = 3
     lab_crowd: int = 256
     lab_crowd_steps: int = 40
+    simulate_cells: int = 30
+    simulate_half_width: float = 0.01
+    simulate_seeds: int = 8
+    simulate_repetitions: int = 3
 
 
 FULL = Settings()
 QUICK = Settings(
     vector_bytes=1 * MIB, repetitions=2, scale="micro", num_blocks=2, block_steps=3, lead_steps=1,
     machine_steps=30, lab_scale="micro", lab_steps=8, lab_repetitions=1,
-    lab_crowd=8, lab_crowd_steps=10,
+    lab_crowd=8, lab_crowd_steps=10, simulate_cells=2, simulate_half_width=0.1, simulate_seeds=2,
+    simulate_repetitions=1,
 )  # fmt: skip
 """A few seconds in all: shows that everything works, and says nothing about speed."""
 

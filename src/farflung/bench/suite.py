@@ -15,6 +15,8 @@ from farflung.bench.lab import crowd, measure_lab
 from farflung.bench.machines import measure_machines
 from farflung.bench.measure import Measurement, Settings
 from farflung.bench.merges import measure_merge
+from farflung.bench.peak import measure_peak
+from farflung.bench.simulation import measure_chips, measure_table1
 from farflung.bench.throughput import measure_learner
 from farflung.bench.transport import measure_get, measure_put
 from farflung.errors import UserError, did_you_mean
@@ -26,11 +28,14 @@ REGISTRY: dict[str, Callable[[Settings], Measurement]] = {
     **{f"codec_{name}_encode": partial(measure_encode, name=name) for name in MEASURED},
     **{f"codec_{name}_decode": partial(measure_decode, name=name) for name in MEASURED},
     "dct": measure_dct,
+    "codec_memory": measure_peak,
     "transport_put": measure_put,
     "transport_get": measure_get,
     "machine_events": measure_machines,
     "lab_overhead": measure_lab,
     "lab_crowd": partial(measure_lab, make_job=crowd),
+    "simulate_table1": measure_table1,
+    "simulate_chips": measure_chips,
 }
 """Name on the command line and in the JSON object -> measurement."""
 
@@ -74,7 +79,7 @@ def table(measured: Mapping[str, Measurement], settings: Settings) -> Table:
     caption = (
         f"Each ratio is ours / reference, measured in turns; median of the repetitions, {settings.threads} "
         "torch thread(s). Reference: what this machine does plainly (memory copy, socket, bare loop). More is "
-        "better, but for lab_overhead and lab_crowd, which compare times."
+        "better, but for lab_* and simulate_*, which compare times, and codec_memory."
     )
     out = Table(box=None, padding=(0, 2, 1, 0), header_style="dim", caption=caption, caption_justify="left")
     out.add_column("measurement")

@@ -90,6 +90,24 @@ class HubState:
         """
         return self._fragments[fragment].versions[version].buffer.lend().data.toreadonly()
 
+    def increment_bytes(self, fragment: int, base_version: int, version: int) -> memoryview:
+        """What leads from one version to another, to be served as `value_bytes` is.
+
+        Raises:
+            KeyError: the run has no increments, one of these is not kept, or the whole value is no larger.
+        """
+        log = self._fragments[fragment].increments
+        if log is None or (version - base_version) * self.increment_size(fragment) >= self.value_size(
+            fragment
+        ):
+            raise KeyError(version)
+        return log.read(base_version, version)
+
+    def increment_size(self, fragment: int) -> int:
+        """Bytes of an increment; 0 if the run has none."""
+        log = self._fragments[fragment].increments
+        return 0 if log is None else log.size_bytes
+
     def digest(self, fragment: int, version: int) -> str:
         """xxh3-128 (hex) of a version's parameters, buffers and counters left out.
 
@@ -156,8 +174,9 @@ class HubState:
     def save(self) -> dict[str, Tensor]:
         """All versions held and the outer state, uncopied: they stay as they are while the tensors live.
 
-        Names are ``FRAGMENT.version.V.params | buffers | counters`` and ``FRAGMENT.outer.NAME``. Call it
-        while no merge runs; write the result whenever and in whatever thread you like.
+        Names are ``FRAGMENT.version.V.params | buffers | counters``, ``FRAGMENT.outer.NAME`` and
+        ``FRAGMENT.downlink.unsent``. Call it while no merge runs; write the result whenever and in whatever
+        thread you like.
         """
         tensors: dict[str, Tensor] = {}
         for index, fragment in enumerate(self._fragments):
@@ -168,6 +187,8 @@ class HubState:
                 tensors[f"{index}.version.{version}.counters"] = sections.counters.view(torch.int64)
             for name, buffer in fragment.outer_state.items():
                 tensors[f"{index}.outer.{name}"] = torch.from_numpy(buffer.lend()).view(torch.float32)
+            if fragment.increments is not None and fragment.increments.unsent is not None:
+                tensors[f"{index}.downlink.unsent"] = fragment.increments.unsent
         return tensors
 
     def load(self, tensors: dict[str, Tensor]) -> None:
@@ -179,10 +200,10 @@ class HubState:
         for name in list(self._owner):
             self.discard(name)
         for index, fragment in enumerate(self._fragments):
-            versions, outer = _of_fragment(tensors, index)
+            versions, outer, unsent = _of_fragment(tensors, index)
             if not versions:
                 raise ValueError(f"checkpoint: no version of fragment {index}")
-            fragment.restore(versions, outer)
+            fragment.restore(versions, outer, unsent)
 
     def model_digest(self) -> str:
         """One digest (hex) of the newest parameters of all fragments: equal digests, equal models."""
@@ -206,20 +227,23 @@ class HubState:
         return tensors
 
 
-_NAME = re.compile(r"(\d+)\.(?:version\.(\d+)\.(params|buffers|counters)|outer\.(\w+))")
+_NAME = re.compile(r"(\d+)\.(?:version\.(\d+)\.(params|buffers|counters)|outer\.(\w+)|(downlink)\.unsent)")
 
 
 def _of_fragment(
     tensors: dict[str, Tensor], index: int
-) -> tuple[dict[int, dict[str, Tensor]], dict[str, Tensor]]:
+) -> tuple[dict[int, dict[str, Tensor]], dict[str, Tensor], Tensor | None]:
     versions: dict[int, dict[str, Tensor]] = defaultdict(dict)
     outer: dict[str, Tensor] = {}
+    unsent: Tensor | None = None
     for name, values in tensors.items():
         match = _NAME.fullmatch(name)
         if match is None:
             raise ValueError(f"checkpoint: tensor {name!r} is not the hub's")
         if int(match[1]) == index and match[4]:
             outer[match[4]] = values
+        elif int(match[1]) == index and match[5]:
+            unsent = values
         elif int(match[1]) == index:
             versions[int(match[2])][match[3]] = values
-    return dict(versions), outer
+    return dict(versions), outer, unsent

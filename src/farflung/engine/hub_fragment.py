@@ -14,6 +14,7 @@ from farflung.core.merge import MergeResult, Rule, Segment, avg, merge_and_step,
 from farflung.core.norms import l2_norm
 from farflung.core.outer import Sgd
 from farflung.engine.buffers import Buffer, Pool, digest
+from farflung.engine.increments import IncrementLog, Increments
 from farflung.engine.layout import Raw, as_bytes, codec_of, payload_layout, put, value_layout
 from farflung.methods import Method
 from farflung.protocol.actions import Merge
@@ -64,6 +65,10 @@ class HubFragment:
         self.outer_state: dict[str, Buffer] = {}
         self._method = method
         self._pool = Pool()
+        downlink = method.downlink
+        self.increments = (
+            None if downlink is None else IncrementLog(Increments(fragment, downlink, tensors), self._pool)
+        )
         self._waiting: dict[str, Value] = {}
         policy = method.policy
         self._segments = _segments(fragment, policy.merge, policy.merge_embedding)
@@ -92,6 +97,8 @@ class HubFragment:
         for version in list(self.versions):
             self.retire(version)
         self.install(0, value)
+        if self.increments is not None:
+            self.increments.clear()
         for state in self.outer_state.values():
             self._pool.give(state)
         self.outer_state = {
@@ -104,6 +111,8 @@ class HubFragment:
         value = self.versions.pop(version, None)
         if value is not None:
             self._pool.give(value.buffer)
+        if self.increments is not None:
+            self.increments.retire(version)
 
     # ---- contributions ---------------------------------------------------------------------------------
 
@@ -144,6 +153,11 @@ class HubFragment:
         result = MergeResult(finite=True, norm=0.0)
         if work:
             result = self._merge_into(new, spare, action, present, work, plain)
+        if work and result.finite and self.increments is not None and not action.final:
+            finite = self.increments.advance(
+                action.version, present.params, new.params, new.buffers, new.counters
+            )
+            result = MergeResult(finite=finite, norm=result.norm)
         stepped = bool(work) and result.finite
         if not stepped:
             new.buffer.raw.copy_(present.buffer.raw)
@@ -189,10 +203,15 @@ class HubFragment:
 
     # ---- checkpoint ------------------------------------------------------------------------------------
 
-    def restore(self, versions: dict[int, dict[str, Tensor]], outer_state: dict[str, Tensor]) -> None:
-        """Replace everything by what a checkpoint holds; contributions are not part of one."""
+    def restore(
+        self, versions: dict[int, dict[str, Tensor]], outer_state: dict[str, Tensor], unsent: Tensor | None
+    ) -> None:
+        """Replace everything by what a checkpoint holds; contributions and increments are not part of one."""
         for version in list(self.versions):
             self.retire(version)
+        if self.increments is not None:
+            self.increments.clear()
+            self.increments.unsent = None if unsent is None else unsent.clone()
         for version, sections in sorted(versions.items()):
             value = self.blank()
             for name, target in (

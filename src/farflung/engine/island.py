@@ -12,7 +12,9 @@ from farflung.core.fragments import Fragment, FragmentPlan, Piece
 from farflung.core.vectors import gather, live_tensors, scatter_
 from farflung.engine.buffers import digest
 from farflung.engine.held import Held, Outstanding, SavedIsland, load_held, save_held
+from farflung.engine.increments import Increments
 from farflung.engine.layout import codec_of, in_round, payload_layout, put, value_layout
+from farflung.engine.own_state import Own, describe_own, own_digests, own_names, take_own
 from farflung.methods import Method
 from farflung.methods.base import Local
 from farflung.protocol.mailbox import (
@@ -27,6 +29,7 @@ from farflung.protocol.mailbox import (
     Snapshot,
     Taken,
 )
+from farflung.protocol.own_state import OwnFragment
 
 Slots = Callable[[int], Tensor]
 """Fragment -> uint8 vector that the driver shares with whoever moves bytes."""
@@ -77,9 +80,12 @@ class Island:
             for f, codec in zip(plan.fragments, self._codecs, strict=True)
         ]
         self._values = [value_layout(fragment) for fragment in plan.fragments]
+        self._increments = self._exact_increments()
         self._queue: list[Adopt | Snapshot | Settle] = []
         self._run_until = RunUntil(step=None)
         self._scratch: dict[torch.device, Tensor] = {}
+        self.own_names = own_names(method)
+        self.own_changed = False  # there is more to keep than when this was last set to False
 
     # ---- what the driver reads -------------------------------------------------------------------------
 
@@ -221,8 +227,7 @@ class Island:
             state=held.state,
             snapshot=held.out.snapshot if held.out else None,
         )
-        params, buffers, counters = self._values[command.fragment].split(self._downlink(command.fragment))
-        result = typed(params, torch.float32).to(held.base.device)
+        result, buffers, counters = self._arrived(held, command)
         after = self.method.adopt(local, result, included)
         self._install(held, after.base, buffers, counters)
         if after.x is not after.base:
@@ -234,6 +239,37 @@ class Island:
             held.out.snapshot = after.snapshot
         return True
 
+    def _arrived(self, held: Held, command: Adopt) -> tuple[Tensor, Tensor, Tensor]:
+        """The version in the downlink slot: parameters on the base's device, buffers, counters."""
+        slot = self._downlink(command.fragment)
+        if command.base_version is None:
+            params, buffers, counters = self._values[command.fragment].split(slot)
+            return typed(params, torch.float32).to(held.base.device), buffers, counters
+        if command.base_version != held.version:
+            raise ValueError(
+                f"increments of fragment {command.fragment} from version {command.base_version}, held is "
+                f"{held.version}"
+            )
+        increments = self._increments[command.fragment]
+        value, last = increments.add_to(held.base, slot, command.base_version, command.version)
+        return value, last.buffers, last.counters
+
+    def _exact_increments(self) -> list[Increments]:
+        """Formats of the downlink's increments, if the run has any.
+
+        Raises:
+            ValueError: a parameter can't hold the hub's value, so that nothing could be added to it.
+        """
+        if self.method.downlink is None:
+            return []
+        for piece in (piece for fragment in self.plan.fragments for piece in fragment.pieces):
+            dtype = self._live[piece.name].dtype
+            if dtype != torch.float32:
+                raise ValueError(
+                    f"downlink_codec: increments need fp32 parameters, {piece.name} is {dtype}; leave it out"
+                )
+        return [Increments(f, self.method.downlink, self.plan.tensors) for f in self.plan.fragments]
+
     def _take(self, command: Snapshot) -> Taken:
         held = self._held[command.fragment]
         x = self._gathered(held.fragment)
@@ -242,9 +278,9 @@ class Island:
         codec = in_round(self._codecs[command.fragment], command.round)
         encode_into(codec, contribution.payload, payload)
         pending = contribution.pending
+        snapshot = x.clone() if self.method.keeps_snapshot else None
         if self.method.sent is not None:
-            decoded = codec.decode(payload, held.fragment.num_elements).to(x.device)
-            pending = self.method.sent(contribution, decoded)
+            pending = self.method.sent(contribution, _decoded(codec, payload, contribution.payload, x))
         self._put_riders(held.fragment, buffers, counters)
         held.out = Outstanding(
             round=command.round,
@@ -252,9 +288,10 @@ class Island:
             steps=held.c_steps,
             tokens=held.c_tokens,
             pending=pending,
-            snapshot=x.clone() if self.method.keeps_snapshot else None,
+            snapshot=snapshot,
         )
         held.last_round = command.round
+        self.own_changed = True
         return self._taken(held.fragment.index, held.out)
 
     def _taken(self, fragment: int, out: Outstanding) -> Taken:
@@ -334,6 +371,20 @@ class Island:
         self.step = load_held(self._held, saved)
         self._queue.clear()
 
+    # ---- the method's own state ------------------------------------------------------------------------
+
+    def own(self) -> tuple[list[OwnFragment], dict[str, Tensor]]:
+        """What is this learner's alone: digests and tensors (references), one entry a fragment."""
+        return describe_own(self._held, self.own_names)
+
+    def own_digests(self) -> list[str]:
+        """One digest a fragment; none if the method has no own state."""
+        return own_digests(self._held, self.own_names) if self.own_names else []
+
+    def take_own(self, own: Own, merged: list[bool]) -> None:
+        """Go on with own state that was kept; ``merged``: of a fragment, with its last contribution."""
+        take_own(self._held, self.own_names, own, merged)
+
     # ---- vectors ---------------------------------------------------------------------------------------
 
     def _fresh(self, fragment: Fragment, base: Tensor | None = None) -> Held:
@@ -362,6 +413,12 @@ class Island:
 
     def _riders(self, pieces: tuple[Piece, ...], dtype: torch.dtype) -> Tensor:
         return gather(self._live, pieces, dtype=dtype)
+
+
+def _decoded(codec: Codec, payload: Tensor, sent: Tensor, spare: Tensor) -> Tensor:
+    """What others decode of a payload, in spare memory where that is possible: a snapshot costs no more for it."""
+    mine = spare.data_ptr() != sent.data_ptr() and spare.device == payload.device
+    return codec.decode(payload, spare.numel(), out=spare if mine else None).to(spare.device)
 
 
 def encode_into(codec: Codec, values: Tensor, slot: Tensor) -> None:

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from farflung.core.codecs import Codec, SparseCodec
 from farflung.core.codecs.chunks import piece_shapes
-from farflung.core.fragments import Fragment, TensorSpec
-from farflung.units import align
+from farflung.core.fragments import Fragment, FragmentPlan, TensorSpec
+from farflung.methods import Method
+from farflung.units import packed_starts
 
 _FP32_BYTES = 4
 _COUNTER_BYTES = 8
@@ -67,13 +68,7 @@ class Layout:
 
     def _starts(self) -> list[int]:
         """Start of each section, and the end of the last."""
-        starts, end = [], 0
-        for size in (self.params, self.buffers, self.counters):
-            starts.append(
-                align(end) if size else 0
-            )  # an empty section has no place, so it is aligned anywhere
-            end = starts[-1] + size if size else end
-        return [*starts, end]
+        return packed_starts(self.params, self.buffers, self.counters)
 
 
 def value_layout(fragment: Fragment) -> Layout:
@@ -96,6 +91,14 @@ def in_round(codec: Codec, round: int) -> Codec:
 def payload_layout(fragment: Fragment, codec: Codec, num_vectors: int = 1) -> Layout:
     """Layout of a contribution packed by ``codec``, which is the fragment's (`codec_of`)."""
     return _with_riders(fragment, codec.size_bytes(num_vectors * fragment.num_elements))
+
+
+def payload_layouts(plan: FragmentPlan, method: Method) -> tuple[Layout, ...]:
+    """Gossip: layouts of an offered vector, of a usual round and (where there are such) of a dense one."""
+    (fragment,) = plan.fragments
+    kinds = [method] if method.dense is None else [method, method.dense]
+    codecs = [codec_of(fragment, kind.codec, plan.tensors, kind.num_vectors) for kind in kinds]
+    return tuple(payload_layout(fragment, c, k.num_vectors) for c, k in zip(codecs, kinds, strict=True))
 
 
 def as_bytes(raw: Raw) -> Tensor:

@@ -5,12 +5,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from farflung.core.codecs import Codec
 from farflung.core.codecs.base import typed
 from farflung.core.fragments import FragmentPlan
 from farflung.core.norms import l2_norm
 from farflung.engine.held import Held
 from farflung.engine.island import Island, IslandCommand, Slots, encode_into
-from farflung.engine.layout import Sections, in_round, put, value_layout
+from farflung.engine.layout import Layout, Sections, codec_of, in_round, payload_layouts, put, value_layout
 from farflung.engine.trainer import Inner
 from farflung.methods import Method
 from farflung.methods.base import Local
@@ -41,6 +42,7 @@ class PeerIsland(Island):
         self, model: nn.Module, plan: FragmentPlan, method: Method, uplink: Slots, downlink: Slots
     ) -> None:
         super().__init__(model, plan, method, uplink, downlink)
+        self._layouts = payload_layouts(plan, method)
         self._ends: list[Mix] = []
         self._offered = -1  # round whose vector lies in the uplink slot
         self._mixed = -1  # round that was mixed last; a repeat is ignored
@@ -76,14 +78,21 @@ class PeerIsland(Island):
             report["taken"] = [self._offer(newest)]
         return report
 
+    def _wire(self, round: int) -> tuple[Method, Codec, Layout]:
+        """What the method is in a round, and how its vectors travel."""
+        method, (held,) = self.method.in_round(round), self._held
+        if method is self.method:
+            return method, self._codecs[0], self._layouts[0]
+        return method, codec_of(held.fragment, method.codec, self.plan.tensors), self._layouts[-1]
+
     def _offer(self, command: Snapshot) -> Taken:
         """Write the method's vector into the uplink slot."""
-        (held,), (layout,) = self._held, self._payloads
-        contribution = self.method.contribute(
+        (held,), (method, codec, layout) = self._held, self._wire(command.round)
+        contribution = method.contribute(
             Local(x=self._gathered(held.fragment), base=held.base, state=held.state)
         )
-        payload, buffers, counters = layout.split(self._uplink(0))
-        encode_into(in_round(self._codecs[0], command.round), contribution.payload, payload)
+        payload, buffers, counters = layout.split(self._uplink(0)[: layout.size_bytes])
+        encode_into(in_round(codec, command.round), contribution.payload, payload)
         self._put_riders(held.fragment, buffers, counters)
         self._offered = command.round
         finite = bool(torch.isfinite(contribution.payload).all()) and bool(
@@ -96,7 +105,7 @@ class PeerIsland(Island):
 
     def _mix(self, command: Mix) -> Mixed:
         """End a round."""
-        (held,), (layout,) = self._held, self._payloads
+        (held,), (method, codec, layout) = self._held, self._wire(command.round)
         correction = torch.zeros(
             self.method.num_vectors * held.fragment.num_elements, device=held.base.device
         )
@@ -105,12 +114,12 @@ class PeerIsland(Island):
         parts = (
             command.parts if self._offered == command.round else []
         )  # nothing was offered: nobody mixed us
-        mine = layout.split(self._uplink(0))
-        own = self._decoded(mine) if parts else correction
+        mine = layout.split(self._uplink(0)[: layout.size_bytes])
+        own = self._decoded(codec, mine) if parts else correction
         heard = [mine.params]
         for place, weight in parts:
-            theirs = layout.split(self._downlink(place))
-            apart = self._apart(own, theirs)
+            theirs = layout.split(self._downlink(place)[: layout.size_bytes])
+            apart = self._apart(codec, own, theirs)
             distance = l2_norm(apart)
             finite = distance < float("inf") and bool(
                 torch.isfinite(typed(theirs.buffers, torch.float32)).all()
@@ -120,10 +129,10 @@ class PeerIsland(Island):
                 correction.add_(apart, alpha=weight)
                 heard.append(theirs.params)
                 _mix_riders(riders, theirs, weight)
-        if self.method.correction is not None and len(heard) > 1:
-            correction = self.method.correction(self._codecs[0], heard, own.numel()).to(own.device)
+        if method.correction is not None and len(heard) > 1:
+            correction = method.correction(codec, heard, own.numel()).to(own.device)
         local = Local(x=self._gathered(held.fragment), base=held.base, state=held.state)
-        after = self.method.adopt(local, correction, any(d is not None for d in distances))
+        after = method.adopt(local, correction, any(d is not None for d in distances))
         self._install(held, after.x, *riders)
         held.state = after.state
         mixed = Mixed(
@@ -132,17 +141,18 @@ class PeerIsland(Island):
         )  # fmt: skip
         held.c_steps = held.c_tokens = 0
         self._mixed = command.round
+        self.own_changed = True
         return mixed
 
-    def _decoded(self, sections: Sections) -> Tensor:
+    def _decoded(self, codec: Codec, sections: Sections) -> Tensor:
         (held,) = self._held
         count = self.method.num_vectors * held.fragment.num_elements
-        return self._codecs[0].decode(sections.params, count).to(held.base.device)
+        return codec.decode(sections.params, count).to(held.base.device)
 
-    def _apart(self, own: Tensor, theirs: Sections) -> Tensor:
+    def _apart(self, codec: Codec, own: Tensor, theirs: Sections) -> Tensor:
         """The own vector minus a partner's; what no encoder writes is not finite."""
         try:
-            return own - self._decoded(theirs)
+            return own - self._decoded(codec, theirs)
         except ValueError:
             return torch.full_like(own, torch.nan)
 

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from farflung.engine.island import Island
+from farflung.engine.own_state import Own
 from farflung.protocol import mailbox as box
+from farflung.protocol.own_state import OwnState
 
 RECENT = 1024  # boundary reports kept for a sidecar that takes over from a dead one
 
@@ -50,7 +52,12 @@ class Trainer:
         island: the tensors.
         inner: the inner loop's state.
         put_state, get_state: the state slot, shared with whoever moves bytes.
-        save: writes everything that a resume needs.
+        save: writes everything that a resume needs; returns a digest of it, or None if it wrote nothing.
+        keep: writes the method's own state where a new process of this learner will find it. It is called before
+            the report of the boundary is made, so that what is sent can be undone; None keeps nothing.
+
+    Attributes:
+        found: own state that a process before this one kept; let go of with the first step.
     """
 
     def __init__(
@@ -60,7 +67,8 @@ class Trainer:
         *,
         put_state: Callable[[bytes], None],
         get_state: Callable[[], bytes],
-        save: Callable[[], None],
+        save: Callable[[], str | None],
+        keep: Callable[[Own], None] | None = None,
     ) -> None:
         self.island, self.inner = island, inner
         self.progress = Progress()
@@ -73,6 +81,9 @@ class Trainer:
         self.recent: deque[box.BoundaryPassed] = deque(maxlen=RECENT)  # the last of them
         self._after: list[box.AnyCommand] = []  # to be done once the boundary is complete
         self._put_state, self._get_state, self._save = put_state, get_state, save
+        self.found: Own | None = None
+        self.keep = keep
+        self._kept_step: int | None = None
 
     def take(self, command: box.AnyCommand) -> None:
         """Take in a command. What touches parameters or state is done at the boundary, in the order posted."""
@@ -110,6 +121,7 @@ class Trainer:
     ) -> None:
         """A step ended: the boundary is here. `progress_tokens`: the run's tokens that its schedule saw."""
         self.progress.tokens += tokens
+        self.found = None
         report = self.island.boundary(
             tokens,
             step_s=step_s,
@@ -132,8 +144,23 @@ class Trainer:
 
     def _passed(self, report: box.BoundaryPassed) -> None:
         self.sequence += 1
+        self._keep_own()
         self.recent.append(report)
         self.reports.append(report)
+
+    def _keep_own(self) -> None:
+        """Keep own state when a round changed it, and every H steps: so it is never older than that."""
+        island, every = self.island, self.island.method.policy.sync_every_steps
+        if self.keep is None or self.begun is None or not island.own_names:
+            return
+        if not (island.own_changed or self._kept_step is None or island.step - self._kept_step >= every):
+            return
+        fragments, tensors = island.own()
+        about = OwnState(
+            run=self.begun.run, incarnation=self.begun.incarnation, step=island.step, fragments=fragments
+        )
+        self.keep(Own(about=about, tensors=tensors))
+        self._kept_step, island.own_changed = island.step, False
 
     def _complete(self) -> None:
         commands, self._after = self._after, []
@@ -150,9 +177,9 @@ class Trainer:
                 case box.Show():
                     self.reports.append(self.island.show(command))
                 case box.Save():
-                    self._save()
+                    digest = self._save() or ""
                     self.saved = True
-                    self.reports.append(box.SaveDone(step=self.island.step))
+                    self.reports.append(box.SaveDone(step=self.island.step, digest=digest))
 
     def _load(self, command: box.Load) -> None:
         digests = self.island.load(command)
@@ -161,13 +188,18 @@ class Trainer:
             state = self._get_state()
             self.inner.receive(state)
             inner_digest = self.inner.digest(self.inner.donate())
+        if command.own is not None and self.found is not None:
+            self.island.take_own(self.found, command.own)
         self.inner.cursor = command.cursor
         self.installed, self.sequence = True, 0
         self.recent.clear()
+        self._kept_step = None
+        self._keep_own()
         self.reports.append(
             box.Loaded(
                 versions=command.versions, digests=digests, inner_digest=inner_digest,
                 lr=self.inner.lr() if command.state else None, cursor=self.inner.cursor, step=self.island.step,
+                own_digests=self.island.own_digests(),
             )
         )  # fmt: skip
 

@@ -1,13 +1,15 @@
 """An island's trainer behind its mailbox: commands in, reports out. Here in this process, or in a worker."""
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from farflung.engine.own_state import Own
 from farflung.engine.trainer import Trainer
 from farflung.protocol import mailbox as box
+from farflung.protocol.own_state import MISSING, OwnState
 
 Step = Callable[[float], tuple[int, float]]
 """One inner step at a share of the budget -> (tokens, loss)."""
@@ -22,6 +24,13 @@ class Body(Protocol):
 
     layout: str
     fingerprint: str
+
+    @property
+    def own(self) -> OwnState:
+        """What lies on the learner's disk of the method's own state."""
+
+    def inherit(self, old: Any) -> None:
+        """Find what the learner's former process, a body of the same kind, left on the disk."""
 
     def take(self, command: box.AnyCommand) -> None: ...
 
@@ -40,7 +49,7 @@ class Body(Protocol):
         """The fragment's uplink slot, or (seed) its downlink slot."""
 
     def write(self, fragment: int, value: memoryview) -> None:
-        """Put a version into the fragment's downlink slot."""
+        """Put a version, or what leads to it, into the fragment's downlink slot."""
 
     def get_state(self) -> bytes:
         """The state slot."""
@@ -95,6 +104,18 @@ class LocalBody:
         self._commands: list[box.AnyCommand] = []
         self._progress = (0, 0.0)  # tokens and share when the step began
         self._computed: tuple[int, float] | None = None
+        self.disk: Own | None = None
+        trainer.keep = self._keep
+
+    @property
+    def own(self) -> OwnState:
+        return self.disk.about if self.disk is not None else OwnState(problem=MISSING)
+
+    def _keep(self, own: Own) -> None:
+        self.disk = Own(about=own.about, tensors={name: t.clone() for name, t in own.tensors.items()})
+
+    def inherit(self, old: "LocalBody") -> None:
+        self.disk = self.trainer.found = old.disk
 
     def take(self, command: box.AnyCommand) -> None:
         self._commands.append(command)
@@ -132,7 +153,7 @@ class LocalBody:
         return bytes((self.downlink if seed else self.uplink)(fragment).numpy())
 
     def write(self, fragment: int, value: memoryview) -> None:
-        self.downlink(fragment).copy_(torch.frombuffer(bytearray(value), dtype=torch.uint8))
+        self.downlink(fragment)[: len(value)].copy_(torch.frombuffer(bytearray(value), dtype=torch.uint8))
 
     def get_state(self) -> bytes:
         return self.state.get()

@@ -5,10 +5,11 @@ faults as the other methods, so that only the method differs. A step lasts as lo
 takes part, and then a ring all-reduce; nothing overlaps. All replicas are equal: one model stands for them.
 
 A learner that is killed or frozen stops everybody until it is back. If the group is elastic, it goes on without a
-learner that will be away for longer than `reconfigure_s`: leaving it, and taking it in again, costs that time. A
-kill in the middle of a step loses the step; freezes and slow spells begin at the next boundary. What PyTorch's
-DistributedDataParallel does otherwise: it overlaps the all-reduce with the backward pass, and a job that lost a
-member starts again from a checkpoint. Buffers (BatchNorm statistics) see every learner's batches, in turn.
+learner that will be away for longer than `reconfigure_s`: leaving it, and taking it in again, costs that time; who
+is back before a reconfiguration under way has ended is taken in by it, as in `simulate`. A kill in the middle of a
+step loses the step; freezes and slow spells begin at the next boundary. What DistributedDataParallel of PyTorch
+does otherwise: it overlaps the all-reduce with the backward pass, and a job that lost a member starts again from
+a checkpoint. Buffers (BatchNorm statistics) see every learner's batches, in turn.
 """
 
 from collections.abc import Callable, Sequence
@@ -193,15 +194,16 @@ class DataParallel:
         """Leave behind who will be away for long, take in who is back. Whether there was anybody."""
         left_s = self.now + self.options.reconfigure_s
         leaving = [r for r in away if not r.out and r.away_until_s > left_s]
-        back = [r for r in self.replicas if r.out and r not in away]
+        if not leaving and all(r in away for r in self.replicas if r.out):
+            return False
         for replica in leaving:
             replica.out = True
             self.chronicle.lost(self.now, replica.name, "the others went on")
-        for replica in back:
-            replica.out = False
-        if leaving or back:
-            self.now = left_s
-        return bool(leaving or back)
+        for replica in self.replicas:
+            if replica.away_until_s <= left_s:
+                replica.out = False
+        self.now = left_s
+        return True
 
     def _back(self, replica: Replica) -> None:
         if replica.killed:
@@ -291,7 +293,7 @@ class DataParallel:
 
     def _evaluate(self) -> None:
         record = {
-            "t": self.now, "kind": "eval", "tokens": self.tokens, "loss": self.task.evaluate(self.model),
+            "t": self.now, "kind": "eval", "tokens": self.tokens, **self.task.evaluation(self.model),
             "bytes_up": self.bytes_moved, "bytes_down": self.bytes_moved,
         }  # fmt: skip
         self.evals.append(record)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from farflung.engine.own_state import own_names
 from farflung.lab.body import Body
 from farflung.lab.offers import Offers
 from farflung.lab.trouble import LinkTrouble
@@ -38,6 +39,8 @@ class VirtualIsland:
         self.trouble = LinkTrouble()  # of its link
         self._skew_s = 0.0  # how far its clock is ahead
         self._frozen_until_s: float | None = None
+        self._frozen_since_s = 0.0
+        self._stood_s = 0.0  # so long its process was frozen, in all
         self._backlog: list[What] = []  # what a frozen process will find when it goes on
         self.finished: str | None = None  # why it ended by itself
         self.body: Body | None = None
@@ -54,7 +57,7 @@ class VirtualIsland:
         """A new process: fresh model, empty slots, and a Join as soon as the link is up."""
         self.generation += 1
         self.alive, self.busy, self.finished = True, False, None
-        self._frozen_until_s, self._backlog = None, []
+        self._frozen_until_s, self._backlog, self._stood_s = None, [], 0.0
         self.cancelled: set[str] = set()
         self._fetching: dict[int, act.Fetch] = {}  # the newest download of each fragment
         self._posted = False
@@ -62,9 +65,10 @@ class VirtualIsland:
         self.timers = Timers(
             self.run.time, lambda name, late_s: self._timer_fired(generation, name, late_s), self._skew_s
         )
-        if self.body is not None:
-            self.body.close()
-        self.body = self.run.make_body(self)
+        former, self.body = self.body, self.run.make_body(self)
+        if former is not None:
+            self.body.inherit(former)
+            former.close()
         policy = self.run.method.policy
         where: dict[str, Any] = {}
         if policy.topology == "gossip":
@@ -95,6 +99,8 @@ class VirtualIsland:
     def freeze(self, for_s: float) -> None:
         """Process and sidecar stand still."""
         if self.alive:
+            if self._frozen_until_s is None:
+                self._frozen_since_s = self.run.now
             self._frozen_until_s = self.run.now + for_s
             self.run.time.after(for_s, self._thaw)
 
@@ -105,6 +111,7 @@ class VirtualIsland:
     def _thaw(self) -> None:
         if self._frozen_until_s is not None and self._frozen_until_s <= self.run.now:
             self._frozen_until_s = None
+            self._stood_s += self.run.now - self._frozen_since_s
             backlog, self._backlog = self._backlog, []
             for what in backlog:
                 what()
@@ -163,8 +170,8 @@ class VirtualIsland:
                 self.later(0.0, self._turn)
             case act.Fetch():
                 self._fetching[action.fragment] = action
-                num_bytes = self.run.hub.value_size(action.fragment)
-                self.later(self.run.bulk_s(self, "down", num_bytes), lambda: self._fetch(action))
+                delay_s = self.run.bulk_s(self, "down", self._download_size(action))
+                self.later(delay_s, lambda: self._fetch(action))
             case act.FetchState():
                 delay_s = self.run.bulk_s(self, "down", action.num_bytes)
                 self.later(delay_s, lambda: self._fetch_state(action))
@@ -218,16 +225,24 @@ class VirtualIsland:
         p, version = action.fragment, action.version
         if self._fetching.get(p) is not action:
             return  # a newer download has the slot
-        if self._again("down", self.run.hub.value_size(p), lambda: self._fetch(action)):
+        if self._again("down", self._download_size(action), lambda: self._fetch(action)):
             return
+        base, hub = action.base_version, self.run.hub
         try:
-            value = self.run.hub.value_bytes(p, version)
+            value = hub.value_bytes(p, version) if base is None else hub.increment_bytes(p, base, version)
         except KeyError:
             self.feed(ev.FetchFailed(fragment=p, version=version, reason="gone", gone=True))
             return
-        self.run.count("down", len(value))
+        named = objects.fragment(p, version) if base is None else objects.increments(p, base, version)
+        self.run.count(self, "down", named, len(value))
         self.trainer.write(p, value)
         self.feed(ev.Fetched(fragment=p, version=version))
+
+    def _download_size(self, action: act.Fetch) -> int:
+        p, base = action.fragment, action.base_version
+        if base is None:
+            return self.run.hub.value_size(p)
+        return (action.version - base) * self.run.hub.increment_size(p)
 
     def _fetch_state(self, action: act.FetchState) -> None:
         if self._again("down", action.num_bytes, lambda: self._fetch_state(action)):
@@ -236,7 +251,7 @@ class VirtualIsland:
         if state is None:
             self.feed(ev.StateFetchFailed(transfer=action.transfer, reason="gone"))
             return
-        self.run.count("down", len(state))
+        self.run.count(self, "down", objects.state(action.transfer), len(state))
         self.trainer.put_state(state)
         self.feed(ev.StateFetched(transfer=action.transfer))
 
@@ -251,8 +266,8 @@ class VirtualIsland:
         if action.fragment is None:
             data = self.trainer.get_state()
         else:
-            data = self.trainer.read(action.fragment, action.seed)
-        self.run.count("up", len(data))
+            data = self.trainer.read(action.fragment, action.seed)[: action.num_bytes]
+        self.run.count(self, "up", action.object, len(data))
         self.run.keep(action.object, data)
         self.feed(ev.Uploaded(object=action.object))
 
@@ -262,6 +277,7 @@ class VirtualIsland:
         return box.Ready(
             learner=self.name, fingerprint=self.trainer.fingerprint, layout=self.trainer.layout,
             method=self.run.syncer.admission.method_digest,
+            own=self.trainer.own if own_names(self.run.method) else None,
         )  # fmt: skip
 
     def _turn(self) -> None:
@@ -274,8 +290,20 @@ class VirtualIsland:
         if self.finished is None and not self.busy and self.trainer.may_step():
             self.busy = True
             self.trainer.begin()
-            step_s = self.run.step_s(self) * self.slowdown
-            self.later(step_s, lambda: self._step_end(step_s))
+            self._work(self.run.now, self._stood_s, self.run.step_s(self) * self.slowdown)
+
+    def _work(self, began_s: float, stood_s: float, step_s: float) -> None:
+        """A step goes on until it had its time; a freeze puts off its end, and counts in what it took."""
+        froze_s = self._stood_s - stood_s
+        left_s = began_s + step_s + froze_s - self.run.now
+
+        def ended() -> None:
+            if self._stood_s - stood_s > froze_s:
+                self._work(began_s, stood_s, step_s)
+            else:
+                self._step_end(step_s + froze_s)
+
+        self.later(step_s if froze_s == 0.0 else max(0.0, left_s), ended)
 
     def _step_end(self, step_s: float) -> None:
         self.busy = self._posted = False

@@ -79,6 +79,7 @@ class Lab:
         self.config, self.run_dir, self._show = config, run_dir, show
         self.task = config.task()
         self.evals: list[dict[str, Any]] = []
+        self.faults: list[dict[str, Any]] = []  # those that happened, as in the folder's metrics
         self.kills = 0
         self._tape = FileTape(run_dir)
         self._metrics = None if run_dir is None else (run_dir / tape.METRICS).open("w")
@@ -194,17 +195,18 @@ class Lab:
 
     def _worker_losses(self) -> dict[str, float]:
         """Gossip: the loss of each learner's own parameters, as handed in."""
-        return {learner: self._loss(tensors) for learner, tensors in self.run.hub.shown().items()}
+        shown = self.run.hub.shown().items()
+        return {learner: self.task.evaluate(self._model(tensors)) for learner, tensors in shown}
 
-    def _loss(self, tensors: dict[str, torch.Tensor]) -> float:
+    def _model(self, tensors: dict[str, torch.Tensor]) -> torch.nn.Module:
         model = self.task.build_model()
         model.load_state_dict(tensors, strict=False)
-        return self.task.evaluate(model)
+        return model
 
     def _evaluate(self, tensors: dict[str, torch.Tensor], tokens: int, **more: Any) -> None:
         versions = list(self.run.hub.versions) if tokens else []
         record = {
-            "t": self.run.now, "kind": "eval", "tokens": tokens, "loss": self._loss(tensors),
+            "t": self.run.now, "kind": "eval", "tokens": tokens, **self.task.evaluation(self._model(tensors)),
             "versions": versions, "bytes_up": self.run.bytes_moved["up"],
             "bytes_down": self.run.bytes_moved["down"], **more,
         }  # fmt: skip
@@ -214,7 +216,8 @@ class Lab:
 
     def _record_fault(self, **details: Any) -> None:
         self.kills += details["fault"] == "kill"
-        self._record("fault", **details)
+        self.faults.append({"t": self.run.now, "kind": "fault", **details})
+        self._write(self.faults[-1])
 
     def _record(self, kind: str, **details: Any) -> None:
         self._write({"t": self.run.now if hasattr(self, "run") else 0.0, "kind": kind, **details})
@@ -231,6 +234,7 @@ class Lab:
             "outcome": self.run.finished or "stalled",
             "bytes_up": self.run.bytes_moved["up"],
             "bytes_down": self.run.bytes_moved["down"],
+            "bytes_by": self.run.bytes.rows(),
             "rejoins": self.run.syncer.admission.rejoins,
             "digest": self.run.hub.model_digest(),
             "kills": self.kills,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from farflung.core.traffic import framed_bytes
 from farflung.lab.virtual_time import What
 from farflung.protocol import actions as act
 from farflung.protocol import events as ev
@@ -33,7 +34,7 @@ class Offers:
         island, run = self._island, self._island.run
         partner = run.island(action.partner)
         latency_s = max(run.control_s(island), run.control_s(partner))
-        data = island.trainer.read(0, seed=False)
+        data = island.trainer.read(0, seed=False)[: action.num_bytes]
 
         def knock() -> None:
             if action.object in island.cancelled:
@@ -71,8 +72,8 @@ class Offers:
                 partner.offers.incoming[action.object] = cut
                 send()
                 return
-            run.count("up", len(data))
-            run.count("down", len(data))
+            run.count(island, "up", action.object, len(data))
+            run.count(partner, "down", action.object, len(data))
             if partner.offers.take(action.object, data):
                 island.later(latency_s, acknowledged)
             else:
@@ -80,7 +81,7 @@ class Offers:
 
         def acknowledged() -> None:
             if self._reaches(partner):
-                island.feed(ev.Uploaded(object=action.object))
+                island.feed(ev.Uploaded(object=action.object, sent_bytes=framed_bytes(len(data))))
             else:  # it has the vector, and we do not know
                 self._fail(action.object, "unreachable", "", 0.0)
 
@@ -125,7 +126,7 @@ class Offers:
         if place is None:
             return False
         island.trainer.write(place, memoryview(data))
-        island.feed(ev.Arrived(object=object_name, num_bytes=len(data)))
+        island.feed(ev.Arrived(object=object_name, num_bytes=framed_bytes(len(data))))
         return True
 
     def fetch(self, action: act.FetchRelay) -> None:
@@ -135,4 +136,4 @@ class Offers:
         if data is None or not island.run.reachable(island):
             island.feed(ev.RelayFailed(object=action.object, reason="gone"))
         elif self.take(action.object, data):
-            island.run.count("down", len(data))
+            island.run.count(island, "down", action.object, len(data))

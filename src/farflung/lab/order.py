@@ -50,6 +50,7 @@ class Repetition:
         self.hub = HubState(self.plan, config.method)
         self._members: dict[int, Member] = {}  # by connection
         self._bodies: dict[tuple[str, int], LocalBody] = {}  # by learner and incarnation
+        self._newest: dict[str, LocalBody] = {}  # by learner
         self._payloads: dict[str, bytes] = {}
         self._states: dict[str, bytes] = {}
         self._donations = self._find_donations()
@@ -137,7 +138,10 @@ class Repetition:
     def _install(self, record: tape.Record, member: Member, installed: msg.Installed) -> None:
         assert member.install is not None
         body = member.body = task_body(self.config, self.task)
-        self._bodies[member.name, member.incarnation] = body
+        former = self._newest.get(member.name)
+        if former is not None:
+            body.inherit(former)
+        self._bodies[member.name, member.incarnation] = self._newest[member.name] = body
         offer = member.install.state
         if offer is not None:
             body.put_state(self._states[offer.transfer])
@@ -147,13 +151,14 @@ class Repetition:
         body.take(
             box.Load(
                 versions=installed.versions, cursor=installed.cursor, step=installed.step,
-                state=offer is not None,
+                state=offer is not None, own=member.install.own,
             ),
         )  # fmt: skip
         (loaded,) = body.idle()
         assert isinstance(loaded, box.Loaded)
         self._check(record, "installed parameters", loaded.digests, installed.digests)
         self._check(record, "installed inner state", loaded.inner_digest, installed.inner_digest)
+        self._check(record, "own state", loaded.own_digests, installed.own_digests)
 
     def _boundary(self, record: tape.Record, member: Member, boundary: msg.Boundary) -> None:
         body = member.body

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import msgspec
 
 from farflung.core.fragments import FragmentPlan
+from farflung.core.traffic import framed_bytes
 from farflung.engine.hub import HubState
 from farflung.lab.body import Body
 from farflung.lab.island import VirtualIsland
@@ -20,6 +21,7 @@ from farflung.protocol import actions as act
 from farflung.protocol import events as ev
 from farflung.protocol import messages as msg
 from farflung.protocol import objects, snapshot
+from farflung.protocol.byte_table import ByteTable
 from farflung.protocol.syncer import SyncerMachine
 
 
@@ -51,6 +53,7 @@ class VirtualRun:
         pair_s: gossip: (object, from, to, bytes) -> seconds of an object from one island straight to another.
         release: gossip: (object, from, to): such an object is no longer on its way.
         mbps: gossip: what an island's link is declared to carry.
+        starts_s: name -> when an island's first process knocks.
     """
 
     def __init__(
@@ -70,6 +73,7 @@ class VirtualRun:
         pair_s: Callable[[str, VirtualIsland, VirtualIsland, int], float] = lambda name, a, b, num_bytes: 0.0,
         release: Callable[[str, VirtualIsland, VirtualIsland], None] = lambda name, a, b: None,
         mbps: Callable[[VirtualIsland], float | None] = lambda island: None,
+        starts_s: Callable[[str], float] = lambda name: 0.0,
     ):
         self.method, self.plan, self.tape, self.merge_s = method, plan, tape, merge_s
         self.make_body, self.step_s = make_body, step_s
@@ -86,7 +90,7 @@ class VirtualRun:
         )  # told of a process's end
         self.objects: dict[str, bytes] = {}  # uploaded and not yet taken, by name
         self.uploads: dict[str, bytes] | None = None  # all that was ever uploaded, when somebody asks for it
-        self.bytes_moved = {"up": 0, "down": 0}
+        self.bytes = ByteTable()
         self.hidden: set[str] = set()  # gossip: islands that nobody can dial
         self.walls: set[frozenset[str]] = set()  # gossip: pairs of islands that cannot dial each other
         self.finished: str | None = None
@@ -99,7 +103,7 @@ class VirtualRun:
         tape.open("syncer", self.syncer)
         self.islands = [VirtualIsland(name, self) for name in learners]
         for island in self.islands:
-            self.time.after(0.0, island.start)
+            self.time.after(starts_s(island.name), island.start)
 
     @property
     def now(self) -> float:
@@ -230,8 +234,14 @@ class VirtualRun:
         if self.uploads is not None:
             self.uploads[name] = data
 
-    def count(self, direction: str, num_bytes: int) -> None:
-        self.bytes_moved[direction] += num_bytes
+    @property
+    def bytes_moved(self) -> dict[str, int]:
+        """Up and down, of all islands."""
+        return {"up": self.bytes.bytes_up, "down": self.bytes.bytes_down}
+
+    def count(self, island: VirtualIsland, direction: str, object_name: str, num_bytes: int) -> None:
+        """An object passed an island's link, with the frame headers that it would have."""
+        self.bytes.count(island.name, object_name, **{direction: framed_bytes(num_bytes)})
 
     # ---- the syncer ----------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from farflung.ipc.channel import Channel
 from farflung.lab.body import Body, LocalBody
 from farflung.protocol import mailbox as box
 from farflung.protocol.mailbox import Command
+from farflung.protocol.own_state import MISSING, OwnState
 
 ANSWER_S = 600.0  # the longest step that is waited for
 
@@ -32,6 +33,13 @@ class Ping(Command, frozen=True):
 
 class New(Command, frozen=True):
     body: int
+
+
+class Inherit(Command, frozen=True):
+    """Find what another trainer of this worker left on its disk."""
+
+    body: int
+    former: int
 
 
 class Begin(Command, frozen=True):
@@ -61,7 +69,7 @@ class Close(Command, frozen=True):
     body: int
 
 
-Request = Ping | New | Begin | End | Write | PutState | Close
+Request = Ping | New | Inherit | Begin | End | Write | PutState | Close
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,6 +77,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     slots: list[tuple[bool, int, bytes]] = []  # (seed, fragment, content)
     state: bytes | None = None
     may_step: bool = False
+    own: OwnState = OwnState(problem=MISSING)
 
 
 class Worker:
@@ -126,8 +135,17 @@ class RemoteBody(Body):
         self._slots: dict[tuple[bool, int], bytes] = {}
         self._state = b""
         self._may_step = False
+        self._own = OwnState(problem=MISSING)
         self.layout, self.fingerprint = plan.to_json(), plan.fingerprint()
         worker.tell(New(body=number))
+
+    @property
+    def own(self) -> OwnState:
+        return self._own
+
+    def inherit(self, old: "RemoteBody") -> None:
+        self._own = old.own
+        self._worker.tell(Inherit(body=self._number, former=old._number))
 
     def take(self, command: box.AnyCommand) -> None:
         self._commands.append(command)
@@ -164,7 +182,7 @@ class RemoteBody(Body):
         answer = self._worker.ask(End(body=self._number, commands=commands, step_s=step_s))
         self._slots |= {(seed, p): content for seed, p, content in answer.slots}
         self._state = self._state if answer.state is None else answer.state
-        self._may_step = answer.may_step
+        self._may_step, self._own = answer.may_step, answer.own
         return answer.reports
 
 
@@ -184,7 +202,7 @@ def answer(body: LocalBody, request: End) -> Answer:
             slots.append((False, 1, body.read(1, seed=False)))
         elif isinstance(report, box.Donated):
             state = body.get_state()
-    return Answer(reports=reports, slots=slots, state=state, may_step=body.may_step())
+    return Answer(reports=reports, slots=slots, state=state, may_step=body.may_step(), own=body.own)
 
 
 def serve(channel: Channel[Any], make_body: Callable[[], LocalBody]) -> None:
@@ -200,6 +218,8 @@ def serve(channel: Channel[Any], make_body: Callable[[], LocalBody]) -> None:
                     channel.send(Answer())
                 case New():
                     bodies[request.body] = trainer.submit(make_body)
+                case Inherit():
+                    bodies[request.body].result().inherit(bodies[request.former].result())
                 case Begin():
                     body = bodies[request.body].result()
                     body.begin()

@@ -132,6 +132,7 @@ class Method:
     Attributes:
         policy: everything that is data; all that machines see.
         codec: packs a payload.
+        downlink: packs a version's difference from the one before; None: whole values go down.
         outer: makes the next version of a fragment from the present one and the merged payload.
         adopt: puts a result into a learner.
         init: method state of a fragment of N elements.
@@ -143,6 +144,7 @@ class Method:
             None takes ``sum_j w_j (y_i - y_j)``.
         num_vectors: gossip: vectors of N elements in a payload, one behind the other.
         own_state: gossip: names of state that a joiner begins afresh instead of taking it from a donor.
+        dense: gossip: what the method is in rounds that average whole parameters (`Policy.is_dense`).
         unstable: num_learners -> one line if learners would drift apart for ever, with the bound; else None.
     """
 
@@ -150,6 +152,7 @@ class Method:
     codec: Codec
     outer: Outer
     adopt: Callable[[Local, Tensor, bool], Local]
+    downlink: Codec | None = None
     init: Callable[[int], State] = no_state
     contribute: Callable[[Local], Contribution] = outer_gradient
     sent: Callable[[Contribution, Tensor], State] | None = None
@@ -158,7 +161,12 @@ class Method:
     correction: Callable[[Codec, Sequence[Tensor], int], Tensor] | None = None
     num_vectors: int = 1
     own_state: tuple[str, ...] = ()
+    dense: "Method | None" = None
     unstable: Callable[[int], str | None] = lambda num_learners: None
+
+    def in_round(self, round: int) -> "Method":
+        """The method of a round: this one, or `dense`."""
+        return self.dense if self.dense is not None and self.policy.is_dense(round) else self
 
 
 def make_policy(method: str, defaults: Mapping[str, Any], overrides: Mapping[str, Any]) -> Policy:
@@ -198,6 +206,7 @@ def hub_method(policy: Policy) -> Method:
     return Method(
         policy=policy,
         codec=get_codec(policy.codec),
+        downlink=None if policy.downlink_codec is None else get_codec(policy.downlink_codec),
         outer=make_outer(policy.outer, policy.outer_lr, policy.outer_momentum),
         adopt=adoptions[policy.adoption],
         keeps_snapshot=policy.adoption == "rebase",

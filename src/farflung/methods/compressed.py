@@ -7,8 +7,8 @@
 
 What was not sent, and what the codec rounded away, stays in m for later rounds: error feedback on the decoded
 payload, so that with beta = 1 the sum telescopes, ``sum q + m = sum Delta``. All learners hold equal
-parameters; only m is their own, and a joiner begins with m = 0. It is one vector of the fragment's size at
-each learner.
+parameters; only m is their own, and a joiner begins with m = 0, or with what it kept. It is one vector of the
+fragment's size at each learner.
 
 A payload is a step, not a model: ``anchor = "base"`` does not turn a late one into a pull to an old point, and
 ``final = "outer"`` ends a run with a step like all others. Judge a setting by rounds x density, how often an
@@ -79,7 +79,7 @@ def accumulate(beta: float) -> Callable[[Local], Contribution]:
 
 def grown(local: Local, beta: float) -> Tensor:
     """``beta m + Delta``, in new memory."""
-    return beta * local.state["m"] + (local.base - local.x)
+    return (local.base - local.x).add_(beta * local.state["m"])
 
 
 def keep_the_rest(contribution: Contribution, decoded: Tensor) -> State:

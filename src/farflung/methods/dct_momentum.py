@@ -1,6 +1,7 @@
 """DCT-decoupled momentum by the authors' rule (arXiv 2510.03371): only part of the momentum is shared."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -19,6 +20,7 @@ DEFAULTS = {
     "outer_lr": 0.7,  # eta
     "buffer_decay": 0.95,  # beta
     "reduce": "world",
+    "dense_every_rounds": None,
 }
 
 
@@ -40,12 +42,16 @@ def dct_momentum(**overrides: Any) -> Method:
     rest of m_i stay local, points drift apart, each with its own data: look at the spread beside the
     consensus average.
 
+    `dense_every_rounds` makes every so many rounds a dense one: each takes its step as if it had no partner, the
+    points it leads to travel whole in fp32, and all become their mean, up to rounding and to the drift of
+    `overlap_steps`. Momenta stay as they are. None, as in the paper: never.
+
     `reduce` says what Q is. "world": ``sum q / W``. "contributors": the mean over those who sent a
     coefficient, which is what the public code does; it makes momentum where few send, up to W times, and
     diverged with heterogeneous learners in toy runs. Decided here: of a partner that does not come nothing is
-    known, so "world" takes the own q in its place. A joiner takes theta of a donor and begins with m = 0:
-    most of a donor's m is what it has not sent. Under other matchings, "random" for instance, the mean is
-    that of partners.
+    known, so "world" takes the own q in its place. A joiner takes theta of a donor and begins with m = 0,
+    or with the m that it kept: most of a donor's m is what that one has not sent. Under other matchings,
+    "random" for instance, the mean is that of partners.
 
     Args:
         **overrides: fields of `farflung.protocol.policy.Policy`; `buffer_decay` is beta, below 1.
@@ -59,8 +65,13 @@ def dct_momentum(**overrides: Any) -> Method:
     policy = gossip_policy("dct_momentum", DEFAULTS, overrides)
     beta = buffer_decay_of(policy.buffer_decay)
     _check(policy, beta)
+    dense = gossip_method(
+        policy, contribute=offer_point(policy.outer_lr, beta), adopt=average(policy.outer_lr, beta), init=empty,
+        own_state=("m",),
+    )  # fmt: skip
     return gossip_method(
         policy,
+        dense=None if policy.dense_every_rounds is None else replace(dense, codec=get_codec("fp32")),
         contribute=offer(beta),
         adopt=look_ahead(policy.outer_lr, beta),
         init=empty,
@@ -84,6 +95,31 @@ def look_ahead(eta: float, beta: float) -> Callable[[Local, Tensor, bool], Local
     def adopt(local: Local, correction: Tensor, included: bool) -> Local:
         m = grown(local, beta) - correction
         return settled(local, local.base - eta * (local.base - local.x + beta * m), m=m)
+
+    return adopt
+
+
+def lonely(local: Local, eta: float, beta: float) -> tuple[Tensor, Tensor]:
+    """Point and momentum after a round without partners."""
+    m = grown(local, beta)
+    return local.base - eta * (local.base - local.x + beta * m), m
+
+
+def offer_point(eta: float, beta: float) -> Callable[[Local], Contribution]:
+    """Dense rounds: ``y = theta - eta (g + beta m)``, whole."""
+
+    def contribute(local: Local) -> Contribution:
+        return Contribution(payload=lonely(local, eta, beta)[0], pending=local.state)
+
+    return contribute
+
+
+def average(eta: float, beta: float) -> Callable[[Local, Tensor, bool], Local]:
+    """Dense rounds: ``theta <- y - c``, with one weight for all their mean; the momentum stays a learner's own."""
+
+    def adopt(local: Local, correction: Tensor, included: bool) -> Local:
+        point, m = lonely(local, eta, beta)
+        return settled(local, point - correction, m=m)
 
     return adopt
 

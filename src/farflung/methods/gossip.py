@@ -78,12 +78,14 @@ def gossip_method(
     correction: Callable[[Codec, Sequence[Tensor], int], Tensor] | None = None,
     num_vectors: int = 1,
     own_state: tuple[str, ...] = (),
+    dense: Method | None = None,
     unstable: Callable[[int], str | None] = lambda num_learners: None,
 ) -> Method:
     """A method of the family from its policy and its functions (see the module)."""
     return Method(
         policy=policy, codec=get_codec(policy.codec), outer=Replace(), contribute=contribute, adopt=adopt,
-        init=init, correction=correction, num_vectors=num_vectors, own_state=own_state, unstable=unstable,
+        init=init, correction=correction, num_vectors=num_vectors, own_state=own_state, dense=dense,
+        unstable=unstable,
     )  # fmt: skip
 
 

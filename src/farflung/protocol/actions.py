@@ -102,10 +102,14 @@ class Post(Action, frozen=True):
 
 
 class Fetch(Action, frozen=True):
-    """Download a version into the fragment's downlink slot. A newer `Fetch` of the fragment replaces this one."""
+    """Download a version into the fragment's downlink slot. A newer `Fetch` of the fragment replaces this one.
+
+    With `base_version` only what leads there from that one, which the learner holds.
+    """
 
     fragment: int
     version: int
+    base_version: int | None = None
 
 
 class FetchState(Action, frozen=True):

@@ -1,7 +1,8 @@
 """Who may take part: birth, late joiners, rejoin after a death, reattachment, resets (P1, P2).
 
 Birth: the first member uploads version 0, all others install it before their first step. Rejoin: parameters
-from the syncer, inner state from a healthy donor, the data position from the hub; proven by digests.
+from the syncer, inner state from a healthy donor, the data position from the hub, the method's own state from
+what the learner itself kept if that may still be used; proven by digests.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from typing import TYPE_CHECKING
 from farflung.protocol import actions as act
 from farflung.protocol import events as ev
 from farflung.protocol import messages as msg
-from farflung.protocol import objects
+from farflung.protocol import objects, own_state
 from farflung.protocol.lockstep import joiner_step
 from farflung.protocol.membership import Expected, Member
+from farflung.protocol.own_state import Life
 from farflung.protocol.rounds import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -101,10 +103,12 @@ class Admission:
     def _enter(self, connection: int, join: msg.Join) -> None:
         known = self.hub.membership.members.get(join.learner)
         if known is not None and known.state != "gone":
-            self.hub.send(known, msg.Stop(reason="fenced"))
-            self.hub.lose(known, "fenced by a newer process")
+            again = known.connection == connection  # the same process starts over: nobody is to be stopped
+            if not again:
+                self.hub.send(known, msg.Stop(reason="fenced"))
+            self.hub.lose(known, "it starts over" if again else "fenced by a newer process")
         member = self.hub.membership.enter(join.learner, connection)
-        member.address, member.mbps = join.address, join.mbps
+        member.address, member.mbps, member.own = join.address, join.mbps, join.own
         self.hub.merging.forget_fates(member.name)
         member.lease_until_s = self.hub.now + self.policy.lease_s
         self._welcome(member)
@@ -130,11 +134,33 @@ class Admission:
             ),
         )
         self.hub.note("joined", learner=member.name, incarnation=member.incarnation, role="reattach")
+        if not self._resumed(member, join.saved):
+            return
         self.hub.merging.repeat_fates(member)
         for fragment, version in enumerate(self.hub.merging.versions):
             if version > member.held[fragment]:
                 self.hub.merging.announce(member, fragment)
         self.hub.ending.reattached(member)
+
+    def _resumed(self, member: Member, found: str) -> bool:
+        """After an orderly stop: whether the learner holds what it saved. One that does not starts again."""
+        saved, member.saved = member.saved, ""
+        if not saved or not found:
+            return True
+        equal = saved == found
+        self.hub.note(
+            "resume_proved",
+            learner=member.name,
+            incarnation=member.incarnation,
+            digest=found,
+            state_equal=equal,
+        )
+        if not equal:
+            self.hub.note(
+                "alarm", what="resume_mismatch", detail=f"{member.name}: not the state that it saved"
+            )
+            self.reset(member, "wrong bits after a resume")
+        return equal
 
     def _welcome(self, member: Member) -> None:
         self.hub.send(
@@ -268,6 +294,7 @@ class Admission:
         versions = list(merging.versions)
         member.held, member.announced = list(versions), list(versions)
         member.rejoining = member.steps_done > 0
+        own, own_digests, own_refusal = self._own_state(member)
         member.expected = Expected(
             versions,
             [merging.digests[p, v] for p, v in enumerate(versions)],
@@ -276,6 +303,8 @@ class Admission:
             offer.digest if offer else None,
             lr,
             reason,
+            own_digests,
+            own_refusal,
         )
         if self.policy.pace == "lockstep":
             member.step = joiner_step(versions, self.policy.sync_every_steps, self.policy.overlap_steps)
@@ -283,9 +312,28 @@ class Admission:
             member,
             msg.Install(
                 versions=versions, cursor=member.cursor, step=member.step,
-                syncer_step=merging.rounds.syncer_step, state=offer, reason=reason,
+                syncer_step=merging.rounds.syncer_step, state=offer, reason=reason, own=own,
             ),
         )  # fmt: skip
+
+    def _own_state(self, member: Member) -> tuple[list[bool] | None, list[str] | None, str]:
+        """What to take over of what the learner kept, the digests that it must then have; or why nothing."""
+        found, life = member.own, member.life
+        if found is None:
+            return None, None, ""
+        lying = self.hub.merging.rounds.open.items()
+        waiting = {
+            (p, round.number)
+            for p, round in lying
+            if member.name in round.arrived and round.arrived[member.name].incarnation == found.incarnation
+        }
+        refusal = own_state.refusal(
+            found, life, run=self.hub.run, incarnation=member.incarnation,
+            sync_every_steps=self.policy.steps_of(member.name), waiting=waiting,
+        )  # fmt: skip
+        if refusal or life is None:
+            return None, None, refusal
+        return own_state.merged(found, life), own_state.expected(found, life), ""
 
     def installed(self, member: Member, event: ev.MessageArrived) -> None:
         """Compare what the joiner holds with what it should hold; only a proven learner trains."""
@@ -300,12 +348,15 @@ class Admission:
             "lr_equal": want.lr is None or got.lr == want.lr,
             "cursor_equal": got.cursor == want.cursor,
         }
+        if want.own_digests is not None:
+            equal["own_equal"] = got.own_digests == want.own_digests
         role = "rejoin" if member.rejoining else want.reason
         self.hub.note(
             "rejoin_proved", learner=member.name, incarnation=member.incarnation, donor=want.donor,
             state="cold" if want.donor is None else "warm", role=role, versions=got.versions,
             params_digests=got.digests, inner_digest=got.inner_digest, lr=got.lr, cursor=got.cursor, **equal,
         )  # fmt: skip
+        self._note_own_state(member, want, got)
         self._forget_transfers(member)
         if not all(equal.values()):
             wrong = ", ".join(name for name, ok in equal.items() if not ok)
@@ -315,12 +366,25 @@ class Admission:
             return
         member.state, member.expected = "training", None
         member.held = list(got.versions)
+        member.life = Life(member.incarnation, got.step, [None] * self.policy.num_fragments)
         member.last_boundary_s = self.hub.now
         self.hub.note("joined", learner=member.name, incarnation=member.incarnation, role=role)
         self.hub.merging.joined(member)
         for fragment, version in enumerate(self.hub.merging.versions):
             if version > member.held[fragment]:
                 self.hub.merging.announce(member, fragment)
+
+    def _note_own_state(self, member: Member, want: Expected, got: msg.Installed) -> None:
+        """A rejoin of a method with own state: whether the learner's went on, or why it begins at zero."""
+        found, life = member.own, member.life
+        if found is None or not member.rejoining:
+            return
+        age = None if found.problem or life is None else life.step - found.step
+        self.hub.note(
+            "own_state", learner=member.name, incarnation=member.incarnation, age_steps=age,
+            taken="zero" if want.own_digests is None else "own", reason=want.own_refusal,
+            digests=got.own_digests,
+        )  # fmt: skip
 
     def _forget_transfers(self, joiner: Member) -> None:
         self.tried.pop(joiner.name, None)

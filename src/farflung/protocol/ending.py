@@ -86,12 +86,15 @@ class Ending:
 
     def handed_in(self, member: Member, event: ev.MessageArrived) -> None:
         if self.hub.phase == "handing_in" and member.state == "training":
+            assert isinstance(event.message, msg.HandedIn)
             member.state = "handed_in"
+            self.hub.merging.moved(member, event.message)
             self.review()
 
     def saved(self, member: Member, event: ev.MessageArrived) -> None:
         if self.hub.phase == "suspending" and member.state == "training":
-            member.state = "saved"
+            assert isinstance(event.message, msg.Saved)
+            member.state, member.saved = "saved", event.message.digest
             self.review()
 
     def overdue(self) -> None:

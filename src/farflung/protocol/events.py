@@ -111,12 +111,14 @@ class StateFetchFailed(Event, frozen=True):
 class Uploaded(Event, frozen=True):
     object: str
     transfer_s: float = 0.0
+    sent_bytes: int = 0  # gossip: to partners since the last such event, as the transport counts
 
 
 class UploadFailed(Event, frozen=True):
     object: str
     reason: str
     refusal: str = ""  # the other side's name for it; empty: it could not be reached
+    sent_bytes: int = 0  # as of Uploaded
 
 
 class Knocked(Event, frozen=True):
@@ -136,7 +138,7 @@ class Arrived(Event, frozen=True):
     """Gossip: a partner's vector lies whole and checked in the slot that the machine gave for it."""
 
     object: str
-    num_bytes: int = 0
+    num_bytes: int = 0  # from partners since the last such event, as the transport counts
 
 
 SyncerEvent = (

@@ -41,6 +41,8 @@ class Line:
     newest: int = -1
     included: int | None = None  # round of our last contribution inside `newest`
     fetching: int | None = None
+    base: int | None = None  # what is fetched, or lies in the slot, are increments from this version on
+    whole: bool = False  # increments were not to be had: the next download is of the whole value
     posted: int | None = None  # adoption posted, not yet executed
     posted_included: int | None = None
     invited: int | None = None  # invitation not yet turned into a snapshot
@@ -111,29 +113,40 @@ class Exchange:
         line = self.lines[p]
         if line.fetching is None and line.posted is None and line.newest > line.held:
             line.fetching, line.posted_included = line.newest, line.included
-            self.machine.emit(act.Fetch(fragment=p, version=line.newest))
+            near = line.newest - line.held <= self.policy.versions_kept
+            by_increments = self.policy.downlink_codec is not None and near and not line.whole
+            line.base = line.held if by_increments else None
+            self.machine.emit(act.Fetch(fragment=p, version=line.newest, base_version=line.base))
 
     def fetched(self, p: int, version: int) -> None:
         line = self.lines[p]
         if line.fetching != version:
             return
-        line.fetching, line.posted = None, version
+        line.fetching, line.posted, line.whole = None, version, False
         at_step = 0
         if self.policy.pace == "lockstep" and self.last is None:
             at_step = snapshot_step(p, line.held + 1, *self._cycle) + self.policy.overlap_steps
-        self.machine.post(
-            box.Adopt(fragment=p, version=version, included=line.posted_included, at_step=at_step)
-        )
+        self.machine.post(self._adopt(p, line, at_step))
         if self.policy.pace == "lockstep" and self.last is None:
             self._schedule(p, version + 1)
             self._limit(0)
+
+    @staticmethod
+    def _adopt(p: int, line: Line, at_step: int = 0) -> box.Adopt:
+        assert line.posted is not None
+        return box.Adopt(
+            fragment=p, version=line.posted, included=line.posted_included, at_step=at_step,
+            base_version=line.base,
+        )  # fmt: skip
 
     def fetch_failed(self, event: ev.FetchFailed) -> None:
         line = self.lines[event.fragment]
         if line.fetching != event.version:
             return
         line.fetching = None
-        if event.gone and line.newest > event.version:
+        no_increments = line.base is not None
+        if event.gone and (no_increments or line.newest > event.version):
+            line.whole = no_increments
             self.fetch(event.fragment)
             return
         retry_s = self.machine.now + self.policy.heartbeat_s
@@ -370,7 +383,7 @@ class Exchange:
             line.invited = None
             line.newest = max(line.newest, versions[p])
             if line.posted is not None:  # lockstep may have posted it for a later step
-                self.machine.post(box.Adopt(fragment=p, version=line.posted, included=line.posted_included))
+                self.machine.post(self._adopt(p, line))
             self.fetch(p)
         self._go_on_handing_in()
 

@@ -40,8 +40,7 @@ class Gathering(Merging):
         self.missed: dict[str, int] = {}  # that did not, by reason
         self.half_exchanges = 0
         self.distance: float | None = None  # consensus distance of the newest average
-        self.bytes_up = 0  # of vectors that went straight to a partner
-        self.bytes_down = 0
+        self.direct: dict[str, tuple[int, int]] = {}  # by learner: bytes straight to partners, and from them
         self._told: list[tuple[str, str | None]] = []  # names and addresses of the epoch's members
         self._sides: dict[
             tuple[int, int, str, str], tuple[str, bool, float]
@@ -117,10 +116,23 @@ class Gathering(Merging):
         if any(not meeting.missed for meeting in mixed.meetings):
             member.merged += 1
             self.hub.admission.merged(member)
-        self.bytes_up += mixed.bytes_up
-        self.bytes_down += mixed.bytes_down
+        self.moved(member, mixed)
         for meeting in mixed.meetings:
             self._compare(member.name, mixed, meeting)
+
+    def moved(self, member: Member, told: msg.RoundMixed | msg.HandedIn) -> None:
+        up, down = self.direct.get(member.name, (0, 0))
+        self.direct[member.name] = up + told.bytes_up, down + told.bytes_down
+
+    @property
+    def bytes_up(self) -> int:
+        """Straight to partners, of all learners."""
+        return sum(up for up, _ in self.direct.values())
+
+    @property
+    def bytes_down(self) -> int:
+        """Straight from partners, of all learners."""
+        return sum(down for _, down in self.direct.values())
 
     def _enter(self, member: Member, round: int) -> None:
         """All that a learner trained so far is merged."""

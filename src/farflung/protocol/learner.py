@@ -18,6 +18,7 @@ from farflung.protocol import messages as msg
 from farflung.protocol import objects
 from farflung.protocol.actions import LearnerAction
 from farflung.protocol.exchange import Exchange
+from farflung.protocol.own_state import RESET, OwnState
 from farflung.protocol.peer import PeerExchange
 from farflung.protocol.policy import Policy
 
@@ -127,6 +128,7 @@ class LearnerMachine:
             box.Loaded: self._loaded,
             box.Donated: self._donated,
             box.SaveDone: self._save_done,
+            box.KeepFailed: lambda report: self.note("keep_failed", reason=report.reason),
             box.Ended: self._ended,
             box.Shown: lambda report: self.peer.show(report),
         }
@@ -178,6 +180,8 @@ class LearnerMachine:
         self.incarnation, self.sequence, self.step = report.incarnation, report.sequence, report.step
         if report.incarnation is not None:
             self.phase = "training"
+            if isinstance(self.exchange, PeerExchange):
+                self.exchange.worked = report.worked
             self.exchange.start(report.held, report.step, 0)
             self.exchange.resume(report.outstanding)
             first = report.sequence - len(report.recent) + 1
@@ -201,6 +205,7 @@ class LearnerMachine:
                 protocol=msg.PROTOCOL, run=self.run, learner=self.learner, fingerprint=self.ready.fingerprint,
                 layout=self.ready.layout, method=self.ready.method, incarnation=self.incarnation,
                 held=self.exchange.held, sequence=self.sequence, address=self.address, mbps=self.mbps,
+                own=None if training else self.ready.own, saved=self.ready.saved if training else "",
             ),
         )  # fmt: skip
 
@@ -314,7 +319,7 @@ class LearnerMachine:
         self.post(
             box.Load(
                 versions=install.versions, cursor=install.cursor, step=install.step,
-                state=install.state is not None,
+                state=install.state is not None, own=install.own,
             ),
         )  # fmt: skip
 
@@ -329,10 +334,12 @@ class LearnerMachine:
         self.exchange.start(report.versions, report.step, self.install.syncer_step)
         self.proof = msg.Installed(
             versions=report.versions, digests=report.digests, inner_digest=report.inner_digest,
-            lr=report.lr, cursor=report.cursor, step=report.step,
+            lr=report.lr, cursor=report.cursor, step=report.step, own_digests=report.own_digests,
         )  # fmt: skip
         self.say(self.proof)
         self.install = None
+        if self.ready is not None and self.ready.own is not None:  # what was found is used once
+            self.ready = msgspec.structs.replace(self.ready, own=OwnState(problem=RESET))
 
     def start_over(self, reason: str) -> None:
         """Become a new incarnation in place: what this one holds is worth nothing."""
@@ -368,6 +375,8 @@ class LearnerMachine:
     def _uploaded(self, event: ev.Uploaded) -> None:
         kind = event.object.partition(".")[0]
         if kind in ("contribution", "offer"):
+            if kind == "offer":
+                self.peer.moved["up"] += event.sent_bytes
             self.exchange.uploaded(event.object)
         elif kind == "seed" and self.phase == "seeding":
             self._seed_uploaded(event.object)
@@ -386,6 +395,7 @@ class LearnerMachine:
     def _upload_failed(self, event: ev.UploadFailed) -> None:
         kind = event.object.partition(".")[0]
         if kind == "offer":
+            self.peer.moved["up"] += event.sent_bytes
             self.peer.upload_failed(event.object, event.reason, event.refusal)
         elif kind == "contribution":
             self.exchange.upload_failed(event.object, event.reason)
@@ -441,7 +451,7 @@ class LearnerMachine:
         self.post(box.Save())
 
     def _save_done(self, report: box.SaveDone) -> None:
-        self.say(msg.Saved(step=report.step))
+        self.say(msg.Saved(step=report.step, digest=report.digest))
 
     def _stop(self, message: msg.Stop) -> None:
         if message.reason == "reset":

@@ -6,6 +6,8 @@ boundary s takes effect at s or later; `at_step` names an exact boundary (lockst
 
 import msgspec
 
+from farflung.protocol.own_state import OwnState
+
 
 class Command(msgspec.Struct, frozen=True, kw_only=True, tag=True, tag_field="type"):
     pass
@@ -30,6 +32,9 @@ class Load(Command, frozen=True):
     cursor: int
     step: int
     state: bool  # inner state lies in the state slot
+    own: list[bool] | None = (
+        None  # take over the own state that was found: a fragment, with its last contribution?
+    )
 
 
 class Adopt(Command, frozen=True):
@@ -37,6 +42,7 @@ class Adopt(Command, frozen=True):
     version: int
     included: int | None  # round of the learner's last contribution inside this version
     at_step: int = 0
+    base_version: int | None = None  # the slot holds increments from this version on, not the whole value
 
 
 class Snapshot(Command, frozen=True):
@@ -157,8 +163,11 @@ class Ready(Report, frozen=True):
     held: list[int] = []
     step: int = 0
     sequence: int = 0
+    worked: int = 0  # steps since the newest parameters or the last mix
     outstanding: list[Taken] = []  # contributions without a fate, still in their slots
     recent: list[BoundaryPassed] = []  # the last reports, up to `sequence`: a dead sidecar may have kept some
+    own: OwnState | None = None  # what a new process found; None: the method has no state of a learner's own
+    saved: str = ""  # digest of all that a save file gave back
 
 
 class Loaded(Report, frozen=True):
@@ -168,6 +177,7 @@ class Loaded(Report, frozen=True):
     lr: float | None
     cursor: int
     step: int
+    own_digests: list[str] = []  # of the method's own state, one a fragment
 
 
 class Donated(Report, frozen=True):
@@ -192,6 +202,13 @@ class Shown(Report, frozen=True):
 
 class SaveDone(Report, frozen=True):
     step: int
+    digest: str = ""  # of all that was saved
+
+
+class KeepFailed(Report, frozen=True):
+    """The own state could not be written: a crash from now on begins it at zero."""
+
+    reason: str
 
 
 class Ended(Report, frozen=True):
@@ -200,4 +217,4 @@ class Ended(Report, frozen=True):
     reason: str
 
 
-AnyReport = Ready | SeedTaken | BoundaryPassed | Loaded | Donated | Shown | SaveDone | Ended
+AnyReport = Ready | SeedTaken | BoundaryPassed | Loaded | Donated | Shown | SaveDone | KeepFailed | Ended

@@ -5,6 +5,7 @@ from typing import Literal
 
 from farflung.core.quorum import Ema
 from farflung.protocol.messages import Boundary
+from farflung.protocol.own_state import Life, OwnState
 
 State = Literal["waiting", "seeding", "joining", "training", "handed_in", "saved", "gone"]
 PRESENT = ("waiting", "seeding", "joining", "training", "handed_in", "saved")
@@ -40,11 +41,16 @@ class Member:
     mbps: float | None = None  # gossip: of its link, declared or seen
     offer: str | None = None  # transfer of donor state on its way to this member
     expected: "Expected | None" = None
+    own: OwnState | None = None  # what its newest process found
+    life: Life | None = None  # the newest incarnation that was proven
+    saved: str = ""  # digest of what it saved at an orderly stop
 
     def count(self, boundary: Boundary, now: float) -> None:
         """Take in one boundary report."""
         self.sequence, self.step, self.cursor = boundary.sequence, boundary.step, boundary.cursor
         self.last_boundary_s = now
+        if self.life is not None:
+            self.life.step = boundary.step
         self.trained_s += boundary.step_s
         if boundary.tokens > 0:
             self.steps_done += 1
@@ -78,6 +84,8 @@ class Expected:
     inner_digest: str | None = None
     lr: float | None = None
     reason: str = "birth"
+    own_digests: list[str] | None = None  # None: its own state begins at zero, or there is none
+    own_refusal: str = ""  # why it does
 
 
 class Membership:

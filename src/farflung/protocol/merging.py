@@ -42,6 +42,9 @@ class Merging:
     def joined(self, member: Member) -> None:
         """A proven learner begins to train."""
 
+    def moved(self, member: Member, told: msg.RoundMixed | msg.HandedIn) -> None:
+        """A learner tells what went past the hub, straight to its partners and from them: with a hub nothing."""
+
     def validate(self) -> None:
         for fragment, kept in enumerate(self.kept):
             assert kept == sorted(set(kept)), f"fragment {fragment}: versions {kept} are not growing"
@@ -317,6 +320,9 @@ class Merging:
         member = self.hub.membership.members[arrived.learner]
         fate: msg.Fate = "merged" if event.finite else "rejected"
         self._remember(arrived.learner, arrived.incarnation, round.fragment, round.number, fate)
+        life = member.life
+        if event.finite and life is not None and life.incarnation == arrived.incarnation:
+            life.included[round.fragment] = round.number
         if member.incarnation != arrived.incarnation:
             self.hub.ledger.settled(member.name, round.fragment, round.number, fate)
             return

@@ -8,6 +8,8 @@ from typing import Literal
 
 import msgspec
 
+from farflung.protocol.own_state import OwnState
+
 PROTOCOL = 1  # raised with every incompatible change of this file
 
 Fate = Literal["merged", "late", "stale_base", "rejected", "cancelled", "learner_lost"]
@@ -41,8 +43,8 @@ class RoundMixed(msgspec.Struct, frozen=True, kw_only=True):
     meetings: list[Meeting]
     correction: float  # ||c_i||
     mbps: float | None = None  # what its link was seen to carry
-    bytes_up: int = 0  # of vectors that went straight to partners, since the last report
-    bytes_down: int = 0  # and that came straight from them
+    bytes_up: int = 0  # straight to partners since the last report, frame headers and retries included
+    bytes_down: int = 0  # and straight from them
 
 
 # ---- learner to syncer ---------------------------------------------------------------------------------
@@ -62,6 +64,8 @@ class Join(Message, frozen=True):
     sequence: int = 0  # of the last boundary report
     address: str | None = None  # gossip: where partners may dial it
     mbps: float | None = None  # gossip: of its link, where declared
+    own: OwnState | None = None  # of a new process: what it found; None: the method has no state of its own
+    saved: str = ""  # after a resume: digest of all that was given back
 
 
 class Boundary(Message, frozen=True):
@@ -126,16 +130,21 @@ class Installed(Message, frozen=True):
     lr: float | None
     cursor: int
     step: int
+    own_digests: list[str] = []  # of the method's own state, one a fragment
 
 
 class HandedIn(Message, frozen=True):
     """Every final contribution of this learner was sent."""
 
+    bytes_up: int = 0  # gossip: straight to partners, since the last round that ended
+    bytes_down: int = 0  # and straight from them
+
 
 class Saved(Message, frozen=True):
-    """The learner wrote its own state and stopped, ready to be resumed."""
+    """The learner wrote all its state and stopped, ready to be resumed."""
 
     step: int
+    digest: str = ""  # of what it wrote
 
 
 class TrainerLost(Message, frozen=True):
@@ -182,6 +191,7 @@ class Install(Message, frozen=True):
     syncer_step: int
     state: StateOffer | None
     reason: str  # birth, rejoin, cold: why there is or is no state
+    own: list[bool] | None = None  # take over your own state: a fragment, with your last contribution?
 
 
 class Reattached(Message, frozen=True):

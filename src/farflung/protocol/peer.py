@@ -108,6 +108,9 @@ class PeerExchange:
         self.members: mixing.Members | None = None
         self.round = -1  # the last one begun
         self.turn = 0
+        self.worked = (
+            0  # steps of a round that a stop or a new sidecar broke off: the next one is shorter by them
+        )
         self.meeting: Meeting | None = None
         self.awaited: dict[str, int] = {}  # objects that may be arriving, and their slots
         self.here: set[str] = set()  # those that have arrived
@@ -122,7 +125,7 @@ class PeerExchange:
         }  # bytes straight to and from partners that the hub was not told of yet
         self.shown: box.Shown | None = None  # on its way to the hub
         self.last_round: int | None = None  # of the hand-in
-        self.handed_in = False
+        self.handed_in: msg.HandedIn | None = None  # once it was said
         self.contribution: msg.Contribute | None = None  # last said
 
     def validate(self) -> None:
@@ -167,10 +170,9 @@ class PeerExchange:
             return
         self.round = self._next_round
         self.turn += 1
-        step = self.machine.step
-        meeting = self.meeting = Meeting(
-            self.epoch.number, self.round, step + self.policy.steps_of(self.machine.learner)
-        )
+        steps = max(0, self.policy.steps_of(self.machine.learner) - self.worked)
+        self.worked = 0
+        meeting = self.meeting = Meeting(self.epoch.number, self.round, self.machine.step + steps)
         meeting.partners = self._partners(self.round, self.turn)
         for object_name in self.here:
             partner = self._from(object_name)
@@ -243,11 +245,16 @@ class PeerExchange:
             missed = "not_finite" if distance is None else partner.missed
             meetings.append(msg.Meeting(partner=name, missed=missed, distance=distance or 0.0))
             self.misses[name] = self.misses.get(name, 0) + 1 if missed else 0
-        moved, self.moved = self.moved, {"up": 0, "down": 0}
+        moved = self._take_moved()
         return msg.RoundMixed(
             epoch=meeting.epoch, round=meeting.round, meetings=meetings, correction=mixed.correction,
             mbps=self.mbps, bytes_up=moved["up"], bytes_down=moved["down"],
         )  # fmt: skip
+
+    def _take_moved(self) -> dict[str, int]:
+        """Bytes between partners that the hub is told of now."""
+        moved, self.moved = self.moved, {"up": 0, "down": 0}
+        return moved
 
     # ---- waiting -------------------------------------------------------------------------------------
 
@@ -355,8 +362,6 @@ class PeerExchange:
         meeting = self.meeting
         assert meeting is not None and meeting.offered_s is not None
         partner.sent = True
-        if not partner.relayed:
-            self.moved["up"] += meeting.num_bytes
         took_s = self.machine.now - meeting.offered_s
         if took_s > 0 and not partner.tries:
             seen = 8e-6 * meeting.num_bytes / took_s
@@ -478,13 +483,13 @@ class PeerExchange:
     def arrived(self, event: ev.Arrived) -> None:
         """A partner's vector lies in its slot."""
         name = event.object
+        if name not in self.relays:
+            self.moved["down"] += event.num_bytes
         if name not in self.awaited:
             return
         if name in self.relays:
             self.relays.remove(name)
             self._answer_relay(name, "")
-        else:
-            self.moved["down"] += event.num_bytes
         self.here.add(name)
         partner = self._from(name)
         if partner is not None:
@@ -589,9 +594,10 @@ class PeerExchange:
             tokens=shown.tokens, num_bytes=shown.num_bytes,
         )  # fmt: skip
         self.machine.say(self.contribution)
-        if shown.final and not self.handed_in:
-            self.handed_in = True
-            self.machine.say(msg.HandedIn())
+        if shown.final and self.handed_in is None:
+            moved = self._take_moved()
+            self.handed_in = msg.HandedIn(bytes_up=moved["up"], bytes_down=moved["down"])
+            self.machine.say(self.handed_in)
 
     def fate(self, message: msg.FateOf) -> None:
         """What became of our parameters at the hub: nothing here depends on it."""
@@ -604,8 +610,8 @@ class PeerExchange:
         """The link is back: repeat what the hub may not have heard."""
         if self.contribution is not None:
             self.machine.say(self.contribution)
-        if self.handed_in:
-            self.machine.say(msg.HandedIn())
+        if self.handed_in is not None:
+            self.machine.say(self.handed_in)
 
     def resume(self, outstanding: list[box.Taken]) -> None:
         """Nothing of an earlier sidecar's rounds goes on."""
@@ -621,6 +627,7 @@ class PeerExchange:
         if self.shown is not None:
             self.machine.emit(act.CancelUpload(object=self._contribution(self.shown.round)))
         self.shown = self.contribution = None
+        self.worked = 0
 
     def _leave(self) -> None:
         """Leave the round under way; its partners miss us."""

@@ -34,7 +34,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     anchor: Anchor = "present"
     adoption: Adoption = "overwrite"
     mix_alpha: float = 0.0  # share of the learner's own value that adoption "mix" keeps
-    codec: str = "fp32"
+    codec: str = "fp32"  # of contributions
+    downlink_codec: str | None = None  # of a version's increments; None: whole values go down, in fp32
     outer: str = "nesterov"
     outer_lr: float = 0.7
     outer_momentum: float = 0.9
@@ -52,6 +53,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     # methods that keep a buffer of what they have not sent; None with all others
     buffer_decay: float | None = None  # beta: share of the buffer that stays for the next round
     reduce: Literal["world", "contributors"] | None = None  # mean over all, or over who sent a coefficient
+    dense_every_rounds: int | None = None  # so often learners that drift are averaged; None: never
 
     def __post_init__(self) -> None:
         gossip = self.topology == "gossip"  # may overlap a whole round
@@ -64,6 +66,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         _require(lead is None or lead >= 1, "max_lead_steps", lead, "at least 1, or absent")
         beta = self.buffer_decay
         _require(beta is None or 0 <= beta <= 1, "buffer_decay", beta, "from 0 to 1, or absent")
+        dense = self.dense_every_rounds
+        _require(dense is None or dense >= 1, "dense_every_rounds", dense, "at least 1, or absent")
         if self.mix_alpha and self.adoption != "mix":
             raise ValueError(f"mix_alpha = {self.mix_alpha} has no effect with adoption = {self.adoption!r}")
         if self.pace == "lockstep" and lead is not None:
@@ -80,6 +84,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         _require(0 <= tau <= H, "overlap_steps", tau, f"in 0..{H}, the steps of a round")
         _require(0 <= self.mixing < inf, "mixing", self.mixing, "at least 0")
         _require(self.gathers >= 0, "gathers", self.gathers, "at least 0")
+        if self.downlink_codec is not None:
+            raise ValueError("downlink_codec has no effect with topology = 'gossip'")
         wait_s = self.exchange_s
         _require(wait_s is None or 0 < wait_s < inf, "exchange_s", wait_s, "above 0, in seconds, or absent")
         for learner, steps in self.local_steps.items():
@@ -96,7 +102,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         fields = msgspec.to_builtins(self)
         for field in () if self.topology == "gossip" else GOSSIP_FIELDS:
             del fields[field]
-        for field in BUFFER_FIELDS:
+        for field in OPTIONAL_FIELDS:
             if fields[field] is None:
                 del fields[field]
         return hashlib.sha256(msgspec.json.encode(fields, order="sorted")).hexdigest()[:8]
@@ -104,6 +110,11 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def steps_of(self, learner: str) -> int:
         """Inner steps of a learner's round, H_i."""
         return self.local_steps.get(learner, self.sync_every_steps)
+
+    def is_dense(self, round: int) -> bool:
+        """Whether a round averages whole parameters: every ``dense_every_rounds``-th one, counted from 0."""
+        every = self.dense_every_rounds
+        return every is not None and (round + 1) % every == 0
 
     @property
     def heartbeat_s(self) -> float:
@@ -116,7 +127,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 GOSSIP_FIELDS = ("matching", "mixing", "momentum_on", "local_steps", "exchange_s", "gathers")
-BUFFER_FIELDS = ("buffer_decay", "reduce")
+BUFFER_FIELDS = ("buffer_decay", "reduce", "dense_every_rounds")
+OPTIONAL_FIELDS = (*BUFFER_FIELDS, "downlink_codec")
 _DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(Policy)} | {"local_steps": {}}
 
 

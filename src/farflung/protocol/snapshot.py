@@ -22,8 +22,7 @@ class Gathered(msgspec.Struct, frozen=True, kw_only=True):
     meetings: int = 0
     missed: dict[str, int] = {}
     distance: float | None = None
-    bytes_up: int = 0
-    bytes_down: int = 0
+    direct: dict[str, tuple[int, int]] = {}
 
 
 class SyncerSnapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,7 +97,7 @@ def restore(machine: SyncerMachine, saved: SyncerSnapshot, now: float) -> None:
     if isinstance(merging, Gathering) and saved.gathering is not None:
         for field in Gathered.__struct_fields__:
             setattr(merging, field, getattr(saved.gathering, field))
-        merging.missed = dict(saved.gathering.missed)
+        merging.missed, merging.direct = dict(saved.gathering.missed), dict(saved.gathering.direct)
     for member in sorted(saved.members, key=lambda m: m.index):
         member.connection = None
         if member.state == "saved":

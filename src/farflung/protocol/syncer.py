@@ -42,6 +42,8 @@ def malformed(message: msg.LearnerMessage, member: Member, num_fragments: int) -
             and len({member.name, *(m.partner for m in mixed.meetings)}) == len(mixed.meetings) + 1
         ):
             return f"{kind}: round {mixed.round}, mbps = {mixed.mbps}, bytes {mixed.bytes_up}, {mixed.bytes_down}"
+    if isinstance(message, msg.HandedIn) and min(message.bytes_up, message.bytes_down) < 0:
+        return f"{kind}: bytes {message.bytes_up}, {message.bytes_down}"
     if isinstance(message, msg.Contribute) and message.fragment not in every:
         return f"{kind}: fragment {message.fragment} is outside 0..{num_fragments - 1}"
     if (

@@ -12,7 +12,7 @@ from farflung.report.meetings import usual_round_s
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """goodput, uptime: see the functions. Byte counts are payloads seen on the tape, per direction.
+    """goodput, uptime: see the functions. Byte counts are those of objects that the tape names.
 
     Gossip: a merge is a learner's round that ended, its breadth the learners that were mixed in it.
     """
@@ -32,6 +32,9 @@ class Figures:
     largest_merge_gap_s: float
     kills: int
     rejoins: int
+    rejoins_own_state: int
+    rejoins_zero_state: int
+    zero_state_reasons: dict[str, int]
     refused: dict[str, int]
     waits: dict[str, int]
     alarms: dict[str, int]
@@ -56,6 +59,9 @@ def figures(history: History) -> Figures:
         largest_merge_gap_s=_length(largest_merge_gap(history)),
         kills=sum(m.get("fault") == "kill" for m in history.faults),
         rejoins=len(history.of_kind("rejoined")),
+        rejoins_own_state=sum(n.data["taken"] == "own" for n in history.of_kind("own_state")),
+        rejoins_zero_state=sum(_zero_states(history).values()),
+        zero_state_reasons=_zero_states(history),
         refused=_count(history, "refused"),
         waits=_count(history, "waiting"),
         alarms=_count(history, "alarm", "what"),
@@ -126,6 +132,12 @@ def largest_merge_gap(history: History) -> Interval | None:
 
 def _length(interval: Interval | None) -> float:
     return interval[1] - interval[0] if interval else 0.0
+
+
+def _zero_states(history: History) -> dict[str, int]:
+    """Installations of a returned learner whose own method state began at zero, by the reason."""
+    reasons = Counter(n.data["reason"] for n in history.of_kind("own_state") if n.data["taken"] == "zero")
+    return dict(sorted(reasons.items()))
 
 
 def _count(history: History, kind: str, key: str = "reason") -> dict[str, int]:

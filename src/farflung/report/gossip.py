@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from farflung.core.traffic import framed_bytes
 from farflung.tape import Record
 
 OFFER = "offer."  # how the names of vectors for partners begin (farflung.protocol.objects)
@@ -66,7 +67,7 @@ class Stand:
 
 @dataclass(frozen=True)
 class Moved:
-    """Bytes of a vector that a learner sent to (`up`) or got from (`down`) a partner."""
+    """Bytes that a learner sent to (`up`) or got from (`down`) partners, frame headers and retries included."""
 
     t: float
     learner: str
@@ -100,6 +101,7 @@ class GossipFold:
             tuple[str, int], int
         ] = {}  # (learner, incarnation) -> tokens since its last round
         self._offers: dict[str, int] = {}  # object -> bytes, on their way
+        self._relayed: set[str] = set()  # objects that went to the hub
         self._standing: dict[str, Stand] = {}  # node -> open
         self._last_s: dict[str, float] = {}  # node -> its last record
         self._reported: list[Moved] = []  # as the hub was told
@@ -123,6 +125,12 @@ class GossipFold:
             if up or down:
                 self._reported.append(Moved(t, learner, up, down))
 
+    def handed_in(self, t: float, learner: str, message: dict[str, Any]) -> None:
+        """The last message of a learner, with what moved after its last round."""
+        up, down = message.get("bytes_up", 0), message.get("bytes_down", 0)
+        if up or down:
+            self._reported.append(Moved(t, learner, up, down))
+
     def averaged(self, t: float, data: dict[str, Any]) -> None:
         """A note of kind "consensus"."""
         if data.get("distance") is not None:
@@ -138,9 +146,16 @@ class GossipFold:
         elif not str(data.get("object", "")).startswith(OFFER):
             return
         elif record.type in ("Offer", "Upload"):
-            self._offers[data["object"]] = self._gossip.vector_bytes = data["num_bytes"]
+            size = self._offers[data["object"]] = data["num_bytes"]
+            self._gossip.vector_bytes = min(self._gossip.vector_bytes or size, size)  # dense rounds send more
+            if record.type == "Upload":
+                self._relayed.add(data["object"])
         elif record.type == "Uploaded":
-            self._move(record, up=self._offers.pop(data["object"], 0))
+            size = self._offers.pop(data["object"], 0)
+            through_hub = data["object"] in self._relayed
+            self._move(record, up=framed_bytes(size) if through_hub else data.get("sent_bytes", 0))
+        elif record.type == "UploadFailed":
+            self._move(record, up=data.get("sent_bytes") or 0)
         elif record.type == "Arrived":
             self._move(record, down=data["num_bytes"])
 
@@ -151,7 +166,8 @@ class GossipFold:
             self._gossip.stands.append(replace(self._standing.pop(node), end_s=t, ended=True))
 
     def _move(self, record: Record, up: int = 0, down: int = 0) -> None:
-        self._gossip.moved.append(Moved(record.t, learner_of(record.node), up, down))
+        if up or down:
+            self._gossip.moved.append(Moved(record.t, learner_of(record.node), up, down))
 
     def finish(self) -> Gossip:
         for node, stand in sorted(self._standing.items()):

@@ -7,12 +7,14 @@ learners' segments add what only they could see of a failure. All times are seco
 import json
 import statistics
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from farflung.core.traffic import framed_bytes
 from farflung.report.gossip import Gossip, GossipFold, learner_of
 from farflung.report.gossip import waits as partner_waits
 from farflung.tape import Record
+from farflung.units import packed_starts
 
 Data = dict[str, Any]
 Interval = tuple[float, float]
@@ -62,13 +64,22 @@ class Note:
 
 @dataclass(frozen=True)
 class Transfer:
-    """Payload bytes that a learner sent (`up`) or received (`down`) by time t; `partner`: to or from another."""
+    """Bytes that a learner sent (`up`) or received (`down`) by time t, frame headers included, as the tape has it.
+
+    kind: contribution, version, increment, install (versions for a joiner), seed, state, gradient; offer: to or
+    from a partner.
+    """
 
     t: float
     learner: str
     up: int
     down: int
-    partner: bool = False
+    kind: str = ""
+    fragment: int = 0
+
+    @property
+    def partner(self) -> bool:
+        return self.kind == "offer"
 
 
 @dataclass(frozen=True)
@@ -95,6 +106,8 @@ class History:
     troubles: list[Trouble] = field(default_factory=list)
     metrics: list[Data] = field(default_factory=list)
     gossip: Gossip | None = None  # None: learners met at a hub
+    sizes: "list[FragmentBytes]" = field(default_factory=list)  # empty: the tape does not say
+    payload_bytes: dict[int, int] = field(default_factory=dict)  # by fragment: what a codec made of it
     last_s: float = 0.0
     ended_s: float | None = None
     end_reason: str | None = None
@@ -174,7 +187,8 @@ class _Fold:
         self.reports: dict[str, list[_Report]] = {}
         self.final: set[tuple[int, int]] = set()  # (fragment, version) of final merges
         self.gossip = GossipFold()
-        self.sizes: list[int] = []  # bytes of each fragment's fp32 state
+        self.held: dict[str, list[int]] = {}  # learner -> version of each fragment
+        self.contributed: set[tuple[str, int, int, int]] = set()  # (learner, incarnation, fragment, round)
         self.on: dict[str, Callable[[Record], None]] = {
             "MessageArrived": self._message,
             "Disconnected": self._disconnected,
@@ -218,7 +232,8 @@ class _Fold:
             )
             for end in gossip.rounds
         ]  # fmt: skip
-        history.transfers += [Transfer(x.t, x.learner, x.up, x.down, partner=True) for x in gossip.moved]
+        history.transfers += [Transfer(x.t, x.learner, x.up, x.down, "offer") for x in gossip.moved]
+        history.payload_bytes = {} if gossip.vector_bytes is None else {0: gossip.vector_bytes}
         history.transfers.sort(key=lambda x: x.t)
         for learner, interval in partner_waits(gossip):
             history.waits.setdefault(learner, []).append(interval)
@@ -234,7 +249,8 @@ class _Fold:
         if message["type"] == "Join":
             self.speaker[connection] = message["learner"]
             self.incarnation[connection] = message.get("incarnation") or 0
-            self.sizes = self.sizes or fragment_bytes(message.get("layout", ""))
+            sizes = self.history.sizes or fragment_bytes(message.get("layout", ""), self.history.policy)
+            self.history.sizes = sizes
             return
         learner = self.speaker.get(connection)
         if learner is None:
@@ -243,13 +259,18 @@ class _Fold:
         if kind == "Boundary":
             self._boundary(record.t, connection, learner, message)
         elif kind == "Contribute":
-            self._transfer(record.t, learner, up=message["num_bytes"])
+            self._contribute(record.t, connection, learner, message)
         elif kind == "Seeded":
-            self._transfer(record.t, learner, up=sum(self.sizes))
+            for p, size in enumerate(self.history.sizes):
+                self._transfer(record.t, learner, "seed", p, up=size.value)
         elif kind == "StateReady":
-            self._transfer(record.t, learner, up=message["num_bytes"])
+            self._transfer(record.t, learner, "state", up=message["num_bytes"])
         elif kind == "Installed":
-            self._transfer(record.t, learner, down=sum(self.sizes))
+            self.held[learner] = list(message["versions"])
+            for p, size in enumerate(self.history.sizes):
+                self._transfer(record.t, learner, "install", p, down=size.value)
+        elif kind == "HandedIn":
+            self.gossip.handed_in(record.t, learner, message)
         elif kind == "TrainerLost":
             self.history.troubles.append(Trouble(record.t, learner, f"trainer lost: {message['reason']}"))
 
@@ -262,12 +283,36 @@ class _Fold:
         self.tokens += message.get("tokens", 0)
         self.reports.setdefault(learner, []).append(_Report(t, incarnation, message, self.tokens))
         self.gossip.boundary(t, learner, incarnation, message)
-        adopted = [f for f, _ in message.get("adopted", []) if f < len(self.sizes)]
-        if adopted:
-            self._transfer(t, learner, down=sum(self.sizes[f] for f in adopted))
+        for fragment, version in message.get("adopted", []):
+            self._adopt(t, learner, fragment, version)
 
-    def _transfer(self, t: float, learner: str, up: int = 0, down: int = 0) -> None:
-        self.history.transfers.append(Transfer(t, learner, up, down))
+    def _contribute(self, t: float, connection: int, learner: str, message: Data) -> None:
+        """Each once: a learner whose link broke says it again."""
+        key = (learner, self.incarnation[connection], message["fragment"], message["round"])
+        if key not in self.contributed:
+            self.contributed.add(key)
+            self._transfer(t, learner, "contribution", message["fragment"], up=message["num_bytes"])
+            self.history.payload_bytes[message["fragment"]] = message["num_bytes"]
+
+    def _adopt(self, t: float, learner: str, fragment: int, version: int) -> None:
+        """The download of a version; with a downlink codec of its increments, where these are smaller."""
+        if fragment >= len(self.history.sizes):
+            return
+        size, held = self.history.sizes[fragment], self.held.get(learner, [])
+        steps = version - held[fragment] if fragment < len(held) else 0
+        if steps:
+            held[fragment] = version
+        if size.increment is not None and 0 < steps * size.increment < size.value:
+            self._transfer(t, learner, "increment", fragment, down=steps * size.increment)
+        else:
+            self._transfer(t, learner, "version", fragment, down=size.value)
+
+    def _transfer(
+        self, t: float, learner: str, kind: str, fragment: int = 0, *, up: int = 0, down: int = 0
+    ) -> None:
+        """An object of so many bytes passed; frame headers are added here."""
+        up, down = (framed_bytes(n) if n else 0 for n in (up, down))
+        self.history.transfers.append(Transfer(t, learner, up, down, kind, fragment))
 
     def _disconnected(self, record: Record) -> None:
         learner = self.speaker.pop(record.data["connection"], None)
@@ -285,7 +330,7 @@ class _Fold:
             if connection in self.speaker:
                 self.history.welcomes.append((record.t, self.speaker[connection]))
         elif message["type"] == "Install" and message.get("state") and connection in self.speaker:
-            self._transfer(record.t, self.speaker[connection], down=message["state"]["num_bytes"])
+            self._transfer(record.t, self.speaker[connection], "state", down=message["state"]["num_bytes"])
 
     def _merge(self, record: Record) -> None:
         if record.data.get("final"):
@@ -298,7 +343,8 @@ class _Fold:
             self.history.merges.append(self._merged(note))
         elif note.kind == "all_reduced":
             for learner in note.data["learners"]:
-                self._transfer(note.t, learner, up=note.data["up"], down=note.data["down"])
+                up, down = note.data["up"], note.data["down"]
+                self.history.transfers.append(Transfer(note.t, learner, up, down, "gradient"))
         elif note.kind == "consensus":
             self.gossip.averaged(note.t, note.data)
 
@@ -359,20 +405,46 @@ def _place(reports: list[_Report]) -> tuple[list[Step], list[Interval]]:
     return steps[::-1], waits[::-1]
 
 
-def fragment_bytes(layout: str) -> list[int]:
-    """Bytes of each fragment's state, from the fragment plan's JSON: fp32 values, int64 counters.
+@dataclass(frozen=True)
+class FragmentBytes:
+    """Of one fragment, without frame headers.
+
+    dense: its parameters in fp32. value: what the hub serves, with buffers and counters
+    (`farflung.engine.layout`). increment: what leads to the next version; None: whole values go down.
+    """
+
+    dense: int
+    value: int
+    increment: int | None = None
+
+
+def fragment_bytes(layout: str, policy: Data | None = None) -> list[FragmentBytes]:
+    """Sizes of each fragment, from the fragment plan's JSON.
 
     Returns an empty list for a layout that this version cannot read: byte figures are then left out.
     """
     try:
         fragments = json.loads(layout)["fragments"]
-        return [
-            4 * sum(p["length"] for p in [*f["pieces"], *f["buffers"]])
-            + 8 * sum(p["length"] for p in f["counters"])
-            for f in fragments
-        ]
+        lengths = [[sum(p["length"] for p in f[kind]) for kind in KINDS] for f in fragments]
     except (ValueError, KeyError, TypeError):
         return []
+    sizes = [FragmentBytes(4 * n, packed_starts(4 * n, 4 * b, 8 * c)[-1]) for n, b, c in lengths]
+    codec = (policy or {}).get("downlink_codec")
+    return sizes if codec is None else _with_increments(sizes, layout, codec)
+
+
+KINDS = ("pieces", "buffers", "counters")
+
+
+def _with_increments(sizes: list[FragmentBytes], layout: str, codec: str) -> list[FragmentBytes]:
+    """Only a downlink codec needs the codecs, and with them torch."""
+    from farflung.core.codecs import get_codec
+    from farflung.core.fragments import FragmentPlan
+    from farflung.engine.layout import codec_of, payload_layout
+
+    plan, named = FragmentPlan.from_json(layout), get_codec(codec)
+    made = [payload_layout(f, codec_of(f, named, plan.tensors)).size_bytes for f in plan.fragments]
+    return [replace(size, increment=increment) for size, increment in zip(sizes, made, strict=True)]
 
 
 def median(values: Iterable[float]) -> float:

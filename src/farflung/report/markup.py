@@ -111,6 +111,8 @@ tbody th {{ font-weight: 500; white-space: nowrap; }}
 table.compare td, table.compare thead th:not(:first-child) {{ text-align: left; }}
 table.compare thead th:first-child {{ width: 28%; min-width: 200px; }}
 table.compare tbody th {{ white-space: normal; }}
+table tbody th small {{ color: var(--muted); }}
+table.against tbody th small {{ display: block; font-weight: 400; font-size: 12.5px; }}
 table.compare tbody th small {{ display: block; font-weight: 400; font-size: 12.5px; }}
 table.compare tr:has(.bar) td {{ font-weight: 650; }}
 .bar {{ position: relative; display: block; padding: 1px 7px; z-index: 0; }}

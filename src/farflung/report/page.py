@@ -7,7 +7,7 @@ from pathlib import Path
 
 from farflung.errors import UserError
 from farflung.protocol.policy import BUFFER_FIELDS, GOSSIP_FIELDS
-from farflung.report import gossip_page, overlay, partners, pictures, spans
+from farflung.report import gossip_page, overlay, partners, pictures, spans, traffic_page
 from farflung.report.folder import Folder, read_folder
 from farflung.report.history import Data, History
 from farflung.report.markup import Html, bar, details, document, figure, section, table, tag, tile
@@ -83,6 +83,7 @@ def _one(run: Shown) -> str:
             ),
         ),
         _meetings(run, frame),
+        section("Traffic", *traffic_page.section_of(run.summary)),
         section("Where the tokens went", *_ledger(run)),
         section("Learners", _learners(run)),
         section("Waits and refusals", *_reasons(h)),
@@ -110,7 +111,7 @@ LOSS_TIME = "Against time: what the machines bought."
 LOSS_BYTES = "Against bulk bytes up and down, all learners together: what the links bought."
 AVERAGES = " Of gossip runs, parameters for averages are included."
 BREADTH = "How many learners' work each merge contains. Under the grey line: somebody live was left out."
-TRAFFIC = "Contributions go up, new versions come down. Payload only, as written on the tape."
+TRAFFIC = "Contributions go up, new versions come down: bytes so far, as written on the tape."
 
 
 def _outcome(run: Shown) -> str:
@@ -286,6 +287,7 @@ def _several(runs: list[Shown]) -> str:
         section("Evaluation loss", *_together(runs)),
         section("Pictures", *pairs),
         *(section(f"{r.label}: what happened", _story(r.history)) for r in runs),
+        *(section(f"{r.label}: traffic", *traffic_page.section_of(r.summary)) for r in runs),
         *(section(f"{r.label}: where the tokens went", *_ledger(r)) for r in runs),
         *(
             section(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from farflung.report.history import Data
-from farflung.report.wording import num_bytes, percent, seconds, short
+from farflung.report.wording import num_bytes, percent, seconds, short, times
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,7 +13,7 @@ class Row:
     """`show` takes the whole summary. `headline`: shown at the top; `barred`: compared by bars.
 
     gossip, gossip_name: what it means and is called in a gossip run, where that differs; `only`: it is shown for
-    runs of this topology alone.
+    runs of this topology alone; `optional`: and for runs that have the figure.
     """
 
     name: str
@@ -25,6 +25,7 @@ class Row:
     gossip: str = ""
     gossip_name: str = ""
     only: Literal["", "hub", "gossip"] = ""
+    optional: bool = False
 
     def words(self, topologies: set[str]) -> tuple[str, str]:
         """Its name and meaning on a page that shows runs of these topologies."""
@@ -35,7 +36,8 @@ class Row:
 
     def value(self, summary: Data) -> str:
         """The figure, or a dash where a run of this topology has none."""
-        return "–" if self.only not in ("", topology(summary)) else self.show(summary)
+        absent = self.only not in ("", topology(summary)) or (self.optional and self.key not in summary)
+        return "–" if absent else self.show(summary)
 
 
 def topology(summary: Data) -> str:
@@ -45,7 +47,12 @@ def topology(summary: Data) -> str:
 def rows_for(summaries: Sequence[Data]) -> list[tuple[Row, str, str]]:
     """(row, name, meaning) of every figure that one of the runs has."""
     topologies = {topology(s) for s in summaries}
-    return [(row, *row.words(topologies)) for row in ROWS if not row.only or row.only in topologies]
+    return [
+        (row, *row.words(topologies))
+        for row in ROWS
+        if (not row.only or row.only in topologies)
+        and (not row.optional or any(row.key in s for s in summaries))
+    ]
 
 
 def _loss(s: Data) -> str:
@@ -53,8 +60,19 @@ def _loss(s: Data) -> str:
     return "not evaluated" if start is None or final is None else f"{start:.3f} → {final:.3f}"
 
 
+def _accuracy(s: Data) -> str:
+    return f"{percent(s['eval_accuracy_start'])} → {percent(s['eval_accuracy_final'])}"
+
+
 def _bytes(s: Data) -> str:
     return " / ".join(num_bytes(s[k]) if s.get(k) is not None else "–" for k in ("bytes_up", "bytes_down"))
+
+
+def _fewer(s: Data, reference: str) -> str:
+    if s["traffic"] is None:
+        return "–"
+    ratio = s["traffic"]["times_fewer"][reference]
+    return " / ".join(times(ratio[way]) for way in ("up", "down"))
 
 
 def _workers_loss(s: Data) -> str:
@@ -91,6 +109,14 @@ ROWS = [
         show=_loss,
         why="of the global parameters, first to last evaluation",
         gossip="of the average of all learners' parameters, first to last evaluation",
+    ),
+    Row(
+        name="accuracy",
+        key="eval_accuracy_final",
+        show=_accuracy,
+        why="of the global parameters on held-out data, first to last evaluation",
+        gossip="of the average of all learners' parameters, first to last evaluation",
+        optional=True,
     ),
     Row(
         name="workers' loss",
@@ -186,6 +212,26 @@ ROWS = [
         show=_bytes,
         why="bulk data, all learners together",
         gossip="bulk data, all learners together, parameters for averages included",
+    ),
+    Row(
+        name="fewer bytes than DiLoCo",
+        key="traffic",
+        show=lambda s: _fewer(s, "diloco"),
+        why="in the same rounds, whole fragments in fp32 through a hub",
+    ),
+    Row(
+        name="than a ring all-reduce",
+        key="traffic",
+        show=lambda s: _fewer(s, "ring"),
+        why="of the fp32 parameters, in the same rounds",
+        headline=False,
+    ),
+    Row(
+        name="than data-parallel",
+        key="traffic",
+        show=lambda s: _fewer(s, "data_parallel"),
+        why="a ring all-reduce of fp32 gradients in every step",
+        headline=False,
     ),
     Row(
         name="bytes between partners",

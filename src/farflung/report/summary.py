@@ -1,18 +1,21 @@
 """summary.json: what a run amounted to, in one flat object."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from farflung.report.figures import figures
 from farflung.report.folder import Folder, read_folder
 from farflung.report.history import Data, History
 from farflung.report.meetings import gossip_summary
+from farflung.report.traffic import rows_of, traffic_summary
 
 
 def summarise(run_dir: Path, extra: Data | None = None) -> Data:
     """Make the contents of summary.json from a run folder, finished or interrupted.
 
-    `extra` holds what only the driver knows (bytes_up, bytes_down, bytes_control, wall_s, digest, kills,
-    outcome) and wins over what the tape says. Without it byte counts are the payloads seen on the tape.
+    `extra` holds what only the driver knows (bytes_up, bytes_down, bytes_control, bytes_by, wall_s, digest,
+    kills, outcome) and wins over what the tape says. Without it byte counts are those of the objects that the
+    tape names, with their frame headers. bytes_by: a row for each learner, kind of object and fragment.
 
     Raises:
         UserError: not a run folder, or a damaged one.
@@ -35,6 +38,7 @@ def summary_of(folder: Folder, extra: Data | None = None) -> Data:
         "merged_share": share(tokens["token_fragments"]),
         "eval_loss_start": evals[0]["loss"] if evals else None,
         "eval_loss_final": evals[-1]["loss"] if evals else None,
+        **_other_evals(evals),
         "goodput": numbers.goodput,
         "uptime": numbers.uptime,
         "bytes_up": numbers.bytes_up,
@@ -42,6 +46,9 @@ def summary_of(folder: Folder, extra: Data | None = None) -> Data:
         "bytes_control": None,
         "kills": numbers.kills,
         "rejoins": numbers.rejoins,
+        "rejoins_own_state": numbers.rejoins_own_state,
+        "rejoins_zero_state": numbers.rejoins_zero_state,
+        "zero_state_reasons": numbers.zero_state_reasons,
         "refused": numbers.refused,
         "waits": numbers.waits,
         "alarms": numbers.alarms,
@@ -55,9 +62,21 @@ def summary_of(folder: Folder, extra: Data | None = None) -> Data:
         "digest": None,
         "truncated_lines": folder.truncated,
     }
+    rows = (extra or {}).get("bytes_by") or rows_of(history)
+    summary |= {"bytes_by": rows, "traffic": traffic_summary(history, rows)}
     if history.gossip is not None:
         summary |= gossip_summary(history, history.gossip)
     return summary | {k: v for k, v in (extra or {}).items() if v is not None}
+
+
+def _other_evals(evals: Sequence[Data]) -> Data:
+    """``eval_NAME_start`` and ``_final`` of what a task measures beside its loss, accuracy for instance."""
+    ends = {"start": evals[0], "final": evals[-1]} if evals else {}
+    return {
+        f"eval_{name}_{end}": figure
+        for end, record in ends.items()
+        for name, figure in record.get("figures", {}).items()
+    }
 
 
 def ledger(history: History) -> Data:

@@ -45,3 +45,14 @@ def percent(fraction: float) -> str:
     '93.1 %'
     """
     return f"{100 * fraction:.1f} %"
+
+
+def times(value: float | None) -> str:
+    """How many times fewer, in few digits.
+
+    >>> times(146.29), times(0.984), times(3152.4), times(None)
+    ('146x', '0.98x', '3,152x', '–')
+    """
+    if value is None:
+        return "–"
+    return f"{value:,.0f}x" if value >= 100 else f"{value:.1f}x" if value >= 10 else f"{value:.2f}x"

@@ -9,12 +9,14 @@ from dataclasses import dataclass
 
 import xxhash
 
-from farflung.units import CHUNK_BYTES
+from farflung.core.traffic import num_chunks
+from farflung.units import CHUNK_BYTES, FRAME_BYTES
 
 MAGIC = b"ffob"
 VERSION = 1
 _HEADER = struct.Struct("<4sHHIIIQQ")
-HEADER_BYTES = _HEADER.size
+HEADER_BYTES = FRAME_BYTES
+assert _HEADER.size == HEADER_BYTES, "units.FRAME_BYTES is what everybody counts with"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,7 @@ def count(total_bytes: int) -> int:
     >>> count(0), count(CHUNK_BYTES), count(CHUNK_BYTES + 1)
     (1, 1, 2)
     """
-    return max(1, -(-total_bytes // CHUNK_BYTES))
+    return num_chunks(total_bytes)
 
 
 def span(index: int, total_bytes: int) -> tuple[int, int]:

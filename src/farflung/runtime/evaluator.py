@@ -39,8 +39,8 @@ def main() -> None:
     model = task.build_model()
 
     def answer(tokens: int, versions: list[int], **more: Any) -> None:
-        loss = task.evaluate(model)
-        record = {"t": config.clock(), "kind": "eval", "tokens": tokens, "loss": loss, "versions": versions}
+        figures = task.evaluation(model)
+        record = {"t": config.clock(), "kind": "eval", "tokens": tokens, **figures, "versions": versions}
         print(json.dumps(record | more), flush=True)
 
     def loss_of(path: Path) -> float:

@@ -20,17 +20,19 @@ from torch import nn
 
 from farflung.core.fragments import FragmentPlan, make_plan
 from farflung.core.vectors import describe
-from farflung.engine.make import make_island, slot_sizes
+from farflung.engine.make import increment_sizes, make_island, offer_sizes, slot_sizes
+from farflung.engine.own_state import Own, own_names
 from farflung.engine.trainer import Trainer
 from farflung.errors import UserError
 from farflung.ipc.arena import Arena
 from farflung.ipc.channel import PeerGone
 from farflung.methods import Method
 from farflung.protocol import mailbox as box
+from farflung.protocol.own_state import MISSING, OwnState
 from farflung.protocol.peer import MAX_PARTNERS
 from farflung.recipe import LEARNER_NAME
 from farflung.runtime import listen as listening
-from farflung.runtime import savefile
+from farflung.runtime import ownfile, savefile
 from farflung.runtime.security import check_token, client_context
 from farflung.runtime.sidecar_config import SidecarConfig
 from farflung.runtime.sidecar_process import SidecarProcess
@@ -75,7 +77,8 @@ class Learner:
         data: the data position (``cursor``, ``seek``); without it steps are counted.
         stateful: objects with ``state_dict`` / ``load_state_dict`` of JSON-able values (a schedule, counters) that
             belong to the inner state: saved, and handed to a learner that rejoins.
-        save_dir: where an orderly stop writes this learner's state, and where a restart finds it.
+        save_dir: where an orderly stop writes this learner's state, and where a restart finds it. A method with
+            own state (a residual, a momentum) is kept there too, once a round, for a restart after a crash.
         tape_path: where the sidecar writes its tape.
         pace_s: least seconds of a step.
         connect_within_s: give up when nobody answers the first call for so long; None: never. A syncer that was
@@ -139,6 +142,7 @@ class Learner:
         self._workdir = tempfile.TemporaryDirectory(prefix="farflung-")
         self._state_path = Path(self._workdir.name) / "state"
         self._save_path = Path(save_dir) / f"{self.name}.safetensors" if save_dir is not None else None
+        self._own_path = Path(save_dir) / f"{self.name}.own.safetensors" if save_dir is not None else None
         slots: dict[str, list[torch.Tensor]] = {"up": [], "down": []}
         self._island, its_inner = make_island(
             model, self.plan, method, lambda p: slots["up"][p], lambda p: slots["down"][p], self._inner
@@ -152,11 +156,14 @@ class Learner:
             put_state=self._put_state,
             get_state=self._state_path.read_bytes,
             save=self._save,
+            keep=self._keep if self._own_path is not None else None,
         )
         self._pace_s = pace_s
         config = SidecarConfig(
             url=connect.rstrip("/"), token=token, learner=self.name, policy=policy, run=run,
             channel_fd=-1, uplink_fd=-1, uplink_sizes=[], downlink_fd=-1, downlink_sizes=[],
+            increment_sizes=increment_sizes(self.plan, method),
+            offer_sizes=offer_sizes(self.plan, method) if policy.topology == "gossip" else [],
             state_path=str(self._state_path), connect_within_s=connect_within_s,
             tape_path=os.fspath(tape_path) if tape_path else None,
             started_s=time.monotonic() if started_s is None else started_s, ca=ca, cert=cert, key=key,
@@ -232,6 +239,8 @@ class Learner:
 
     def close(self) -> None:
         """Leave the run, if it is not over, and end the sidecar."""
+        if self.end_reason == "finished" and self._own_path is not None:
+            self._own_path.unlink(missing_ok=True)
         self._sidecar.close(None if self.done else box.Ended(reason="the loop ended"))
         self._workdir.cleanup()
 
@@ -277,13 +286,15 @@ class Learner:
 
     # ---- sidecar -------------------------------------------------------------------------------------
 
-    def _ready(self, run: str | None = None, incarnation: int | None = None) -> box.Ready:
+    def _ready(self, run: str | None = None, incarnation: int | None = None, saved: str = "") -> box.Ready:
+        found = self.trainer.found.about if self.trainer.found is not None else OwnState(problem=MISSING)
         return box.Ready(
             learner=self.name, fingerprint=self.plan.fingerprint(), layout=self.plan.to_json(),
             method=f"{self._method.policy.method}:{self._method.policy.digest()}", run=run or self._run,
             incarnation=incarnation, held=self._island.versions, step=self._island.step,
             sequence=self.trainer.sequence, outstanding=self._island.outstanding(),
-            recent=list(self.trainer.recent),
+            recent=list(self.trainer.recent), worked=self._island.counters(0)[0],
+            own=found if own_names(self._method) else None, saved=saved,
         )  # fmt: skip
 
     def _replace_sidecar(self) -> None:
@@ -308,18 +319,33 @@ class Learner:
 
     # ---- orderly stop and resume ---------------------------------------------------------------------
 
-    def _save(self) -> None:
-        if self._save_path is not None and self.trainer.begun is not None:
-            savefile.write(self._save_path, self._model, self._island, self._inner, self.trainer)
+    def _save(self) -> str | None:
+        if self._save_path is None or self.trainer.begun is None:
+            return None
+        return savefile.write(self._save_path, self._model, self._island, self._inner, self.trainer)
+
+    def _keep(self, own: Own) -> None:
+        assert self._own_path is not None
+        try:
+            ownfile.write(self._own_path, own)
+        except OSError as error:  # training goes on; a crash now costs what was not sent
+            self.trainer.reports.append(box.KeepFailed(reason=str(error)))
+
+    def _find_own(self) -> None:
+        """What a process before this one kept, if it did not stop in order."""
+        if self._own_path is not None and own_names(self._method):
+            num_elements = [fragment.num_elements for fragment in self.plan.fragments]
+            self.trainer.found = ownfile.read(self._own_path, self._method, num_elements)
 
     def _restore(self) -> box.Ready:
         if self._save_path is None or not self._save_path.exists():
+            self._find_own()
             return self._ready()
         saved = savefile.read(self._save_path, self._model, self._island, self._inner, self.trainer)
         self._waited_s = 0.0
         self._save_path.unlink()  # it is true for this start only
         self._hold("resuming")
-        return self._ready(saved.run, saved.incarnation)
+        return self._ready(saved.run, saved.incarnation, saved.digest)
 
 
 def check_url(url: str) -> None:

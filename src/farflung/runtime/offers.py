@@ -37,7 +37,7 @@ class Offers:
         options: the sidecar's.
         hub: its client, whose link to the world carries partners' vectors too.
         slot: a downlink slot's bytes.
-        size: bytes of a vector.
+        size: object's name -> bytes of the vector.
         feed: tells the machine, which acts before it returns.
     """
 
@@ -46,7 +46,7 @@ class Offers:
         options: SidecarConfig,
         hub: HubClient,
         slot: Callable[[int], memoryview],
-        size: int,
+        size: Callable[[str], int],
         feed: Callable[[ev.LearnerEvent], None],
     ) -> None:
         self._options, self._hub, self._slot, self._size, self._feed = options, hub, slot, size, feed
@@ -58,6 +58,7 @@ class Offers:
         self._runner: web.AppRunner | None = None
         self.app = make_inbox_app(self, options.token, options.run)
         faulty.befall(hub, self.app)
+        self._told = [0, 0]  # bytes sent to partners, and got from them, that the machine knows of
         self._socket: socket.socket | None = None
         self.address: str | None = None  # where partners may dial; None: they reach us through the hub
         self._serve_tls: ssl.SSLContext | None = None
@@ -93,15 +94,33 @@ class Offers:
     # ---- sending -------------------------------------------------------------------------------------
 
     async def send(self, action: act.Offer, vector: memoryview) -> ev.LearnerEvent:
-        """Send our vector to a partner; returns what became of it."""
+        """Send our vector to a partner; returns what became of it.
+
+        With it goes what was sent to all partners since the last time: what a cancelled offer had sent counts too.
+        """
         began_s = asyncio.get_running_loop().time()
         try:
             await self._client(action.partner, action.address).put_object(action.object, vector)
         except Refused as error:
-            return ev.UploadFailed(object=action.object, reason=str(error), refusal=error.reason)
+            refusal = error.reason
+            return ev.UploadFailed(
+                object=action.object, reason=str(error), refusal=refusal, sent_bytes=self._sent_bytes()
+            )
         except (TransportError, UserError) as error:  # UserError: the TLS files are gone
-            return ev.UploadFailed(object=action.object, reason=str(error))
-        return ev.Uploaded(object=action.object, transfer_s=asyncio.get_running_loop().time() - began_s)
+            return ev.UploadFailed(object=action.object, reason=str(error), sent_bytes=self._sent_bytes())
+        took_s = asyncio.get_running_loop().time() - began_s
+        return ev.Uploaded(object=action.object, transfer_s=took_s, sent_bytes=self._sent_bytes())
+
+    def _sent_bytes(self) -> int:
+        """Counted at the transport since the last call."""
+        clients = [*self._outdated, *(client for _, client in self._clients.values())]
+        sent, self._told[0] = self._told[0], sum(client.traffic.bytes_up for client in clients)
+        return self._told[0] - sent
+
+    def _received_bytes(self) -> int:
+        """Counted at the transport since the last call."""
+        received, self._told[1] = self._told[1], self.app[HUB].total.bytes_up
+        return self._told[1] - received
 
     def _client(self, partner: str, address: str) -> HubClient:
         """Its client: kept, so that its connections are."""
@@ -139,20 +158,20 @@ class Offers:
             raise Refused(STRANGER, f"{name[:MAX_NAME]}: no vector of a round")
         if parsed[3] != self._options.learner:
             raise Gone(f"{name}: this is {self._options.learner}")
-        if total_bytes != self._size:
-            raise Refused("size", f"{name}: {total_bytes} bytes, {self._size} expected")
+        if total_bytes != self._size(name):
+            raise Refused("size", f"{name}: {total_bytes} bytes, {self._size(name)} expected")
         self._feed(ev.Knocked(object=name))
         admit = self._admitted.pop(name, act.Admit(object=name, slot=None, refusal=ENDED))
         if admit.slot is None:
             raise Refused(admit.refusal, f"{name}: not now")
-        return self._slot(admit.slot)
+        return self._slot(admit.slot)[:total_bytes]
 
     def admit(self, action: act.Admit) -> None:
         """The machine's answer to a knock."""
         self._admitted[action.object] = action
 
     def complete(self, name: str) -> None:
-        self._feed(ev.Arrived(object=name, num_bytes=self._size))
+        self._feed(ev.Arrived(object=name, num_bytes=self._received_bytes()))
 
     def refused(self, reason: str, detail: str) -> None:
         """Its sender was told; the machine knows what it turned away itself."""

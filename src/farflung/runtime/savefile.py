@@ -11,6 +11,7 @@ from torch import nn
 
 from farflung.engine.held import SavedIsland
 from farflung.engine.island import Island
+from farflung.engine.own_state import digest_of
 from farflung.engine.trainer import Trainer
 from farflung.errors import UserError
 from farflung.protocol import mailbox as box
@@ -20,17 +21,24 @@ from farflung.train.inner import ModelInner
 
 @dataclass(frozen=True)
 class Saved:
+    """Whose state was read, and the digest of what the learner holds now."""
+
     run: str
     incarnation: int
+    digest: str
 
 
-def write(path: Path, model: nn.Module, island: Island, inner: ModelInner, trainer: Trainer) -> None:
-    """Write model, island, inner state and position to one safetensors file, atomically."""
-    assert trainer.begun is not None
-    saved = island.save()
+def _tensors(model: nn.Module, island: Island, inner: ModelInner) -> dict[str, torch.Tensor]:
+    """All tensors of a learner: parameters and buffers, bases, method state, inner state."""
     tensors = {f"model.{name}": t.detach().contiguous() for name, t in _unique(model).items()}
-    tensors |= {f"island.{name}": t.contiguous() for name, t in saved.tensors.items()}
-    tensors["inner"] = torch.frombuffer(bytearray(inner.donate()), dtype=torch.uint8)
+    tensors |= {f"island.{name}": t.contiguous() for name, t in island.save().tensors.items()}
+    return tensors | {"inner": torch.frombuffer(bytearray(inner.donate()), dtype=torch.uint8)}
+
+
+def write(path: Path, model: nn.Module, island: Island, inner: ModelInner, trainer: Trainer) -> str:
+    """Write model, island, inner state and position to one safetensors file, atomically; returns a digest."""
+    assert trainer.begun is not None
+    tensors = _tensors(model, island, inner)
     meta = {
         "run": trainer.begun.run,
         "incarnation": trainer.begun.incarnation,
@@ -39,10 +47,11 @@ def write(path: Path, model: nn.Module, island: Island, inner: ModelInner, train
         "cursor": inner.cursor,
         "tokens": trainer.progress.tokens,
         "budget_tokens": trainer.progress.budget_tokens,
-        "island": saved.meta,
+        "island": island.save().meta,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, safetensors.torch.save(tensors, {"farflung": json.dumps(meta)}))
+    return digest_of(tensors)
 
 
 def read(path: Path, model: nn.Module, island: Island, inner: ModelInner, trainer: Trainer) -> Saved:
@@ -67,7 +76,7 @@ def read(path: Path, model: nn.Module, island: Island, inner: ModelInner, traine
     trainer.begun = box.Begin(run=meta["run"], incarnation=meta["incarnation"], index=meta["index"])
     trainer.progress.tokens, trainer.progress.budget_tokens = meta["tokens"], meta["budget_tokens"]
     trainer.installed, trainer.sequence = True, meta["sequence"]
-    return Saved(meta["run"], meta["incarnation"])
+    return Saved(meta["run"], meta["incarnation"], digest_of(_tensors(model, island, inner)))
 
 
 def _unique(model: nn.Module) -> dict[str, torch.Tensor]:

@@ -21,6 +21,7 @@ from farflung import tape
 from farflung.config import RunConfig, read_config
 from farflung.errors import UserError
 from farflung.protocol import events as ev
+from farflung.protocol.byte_table import ByteTable, Row
 from farflung.protocol.gathering import Gathering
 from farflung.protocol.syncer import SyncerMachine
 from farflung.recipe import Serve
@@ -32,6 +33,7 @@ from farflung.runtime.server import HUB, check_free, start
 from farflung.runtime.syncer import SyncerDriver
 
 SYNCER = "syncer.json"  # in the run folder: what only the syncer knows at the end
+COUNTED = "bytes.json"  # what its transport had counted at an orderly stop
 WORKERS = "workers"  # gossip: folder of what each learner handed in, until it was evaluated
 
 
@@ -83,9 +85,11 @@ async def serve(
     )  # fmt: skip
     method = config.method
     hub = checkpoint.read(run_dir, method, machine, config.clock()) if resume else None
+    counted = _counted_before(run_dir) if resume else []
     driver = SyncerDriver(method, machine, config.clock, tape.free_segment(run_dir, "syncer"))
     driver.hub = hub
     app = driver.application(token)
+    app[HUB].table.add_rows(counted)
     runner, port = await start(app, options.host, options.port, tls)
     try:
         scheme = "https" if tls is not None else "http"
@@ -116,16 +120,33 @@ def _checkpoint(run_dir: Path, driver: SyncerDriver, config: RunConfig) -> None:
         checkpoint.write(run_dir, driver.hub, driver.machine, config.clock())
 
 
+def _counted_before(run_dir: Path) -> list[Row]:
+    """The bytes that passed before a stop; taken out, so that nobody takes them for this process's."""
+    path = run_dir / COUNTED
+    try:
+        rows: list[Row] = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return []
+    path.unlink()
+    return rows
+
+
 def _write_results(run_dir: Path, driver: SyncerDriver) -> None:
-    """The model, its digest and the bytes counted at the transport."""
+    """The model, its digest and the bytes counted at the transport, by hub and learners."""
     assert driver.app is not None
-    traffic, gossip = driver.app[HUB].total, driver.machine.merging
-    direct = (gossip.bytes_up, gossip.bytes_down) if isinstance(gossip, Gathering) else (0, 0)
+    transport, gossip = driver.app[HUB], driver.machine.merging
+    if driver.machine.phase == "suspended":
+        tape.write_atomically(run_dir / COUNTED, json.dumps(transport.table.rows()).encode())
+    table = ByteTable()
+    table.add_rows(transport.table.rows())
+    for learner, (up, down) in gossip.direct.items() if isinstance(gossip, Gathering) else ():
+        table.add(learner, "offer", 0, up, down)
     results: dict[str, Any] = {
         "outcome": driver.machine.phase,
-        "bytes_up": traffic.bytes_up + direct[0],
-        "bytes_down": traffic.bytes_down + direct[1],
-        "bytes_control": traffic.bytes_control,
+        "bytes_up": table.bytes_up,
+        "bytes_down": table.bytes_down,
+        "bytes_control": transport.total.bytes_control,
+        "bytes_by": table.rows(),
         "rejoins": driver.machine.admission.rejoins,
     }
     if driver.hub is not None and driver.machine.phase != "birth":

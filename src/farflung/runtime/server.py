@@ -20,6 +20,7 @@ from aiohttp import web
 
 from farflung.errors import UserError
 from farflung.protocol import wire
+from farflung.protocol.byte_table import ByteTable
 from farflung.protocol.messages import LearnerMessage
 from farflung.runtime import bulk, chunks
 from farflung.runtime.inbox import Inbox, Slot
@@ -87,6 +88,7 @@ class Hub:
         self.links: dict[int, LearnerLink] = {}
         self.total = Traffic()
         self.by_learner: defaultdict[str, Traffic] = defaultdict(Traffic)
+        self.table = ByteTable()  # of data
         self.heard_s: dict[str, float] = {}  # learner -> loop time of its last authenticated byte
         self.connections = itertools.count(1)
         self.body: Callable[[web.Request], Any] = lambda request: request.content
@@ -107,6 +109,8 @@ class Hub:
             traffic.bytes_up += up
             traffic.bytes_down += down
             traffic.bytes_control += control
+        if up or down:
+            self.table.count(learner, request.match_info.get("name", ""), up=up, down=down)
         self.heard_s[learner] = asyncio.get_running_loop().time()
 
 

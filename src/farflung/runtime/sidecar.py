@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 import xxhash
 
+from farflung.core.traffic import framed_bytes
 from farflung.ipc.arena import Arena
 from farflung.ipc.channel import AsyncChannel, sidecar_channel
 from farflung.protocol import actions as act
@@ -54,8 +55,7 @@ class Sidecar:
         )
         self._offers: Offers | None = None
         if config.policy.topology == "gossip":
-            vector_bytes = config.uplink_sizes[0]
-            self._offers = Offers(config, self._client, self._downlink.slot, vector_bytes, self.feed)
+            self._offers = Offers(config, self._client, self._downlink.slot, self._vector_bytes, self.feed)
         machine = LearnerMachine(
             config.policy, learner=config.learner, run=config.run,
             address=self._offers.address if self._offers is not None else None,
@@ -207,8 +207,14 @@ class Sidecar:
 
     async def _fetch(self, action: act.Fetch) -> None:
         p, version = action.fragment, action.version
+        name, slot = objects.fragment(p, version), self._downlink.slot(p)
+        if (base := action.base_version) is not None:
+            name = objects.increments(p, base, version)
+            slot = slot[
+                : (version - base) * self.config.increment_sizes[p]
+            ]  # the hub sends none that are larger
         try:
-            await self._client.get_object(objects.fragment(p, version), self._downlink.slot(p))
+            await self._client.get_object(name, slot)
         except (Gone, Refused) as error:
             self.feed(ev.FetchFailed(fragment=p, version=version, reason=str(error), gone=True))
         except TransportError as error:
@@ -254,12 +260,18 @@ class Sidecar:
         self._uploads.pop(action.object, None)
         self.feed(event)
 
+    def _vector_bytes(self, name: str) -> int:
+        """Size of a partner's vector, which its round says; -1 if it is not the name of one."""
+        offer = objects.parse_offer(name)
+        return -1 if offer is None else self.config.offer_sizes[self.config.policy.is_dense(offer[1])]
+
     async def _fetch_relay(self, action: act.FetchRelay) -> None:
         """Fetch what a partner left at the hub."""
-        slot = self._downlink.slot(action.slot)
+        expected = self._vector_bytes(action.object)
+        slot = self._downlink.slot(action.slot)[:expected]
         try:
-            if action.num_bytes != len(slot):
-                raise Refused("size", f"{action.num_bytes} bytes, {len(slot)} expected")
+            if action.num_bytes != expected:
+                raise Refused("size", f"{action.num_bytes} bytes, {expected} expected")
             await self._client.get_object(action.object, slot)
         except Refused as error:
             event: ev.LearnerEvent = ev.RelayFailed(object=action.object, reason=error.reason)
@@ -267,7 +279,7 @@ class Sidecar:
             reason = "gone" if isinstance(error, Gone) else "failed"
             event = ev.RelayFailed(object=action.object, reason=reason)
         else:
-            event = ev.Arrived(object=action.object, num_bytes=action.num_bytes)
+            event = ev.Arrived(object=action.object, num_bytes=framed_bytes(action.num_bytes))
         self._relays.pop(action.object, None)
         self.feed(event)
 

@@ -21,6 +21,8 @@ class SidecarConfig(msgspec.Struct, frozen=True, kw_only=True):
     uplink_sizes: list[int]
     downlink_fd: int
     downlink_sizes: list[int]
+    increment_sizes: list[int] = []  # of a fragment, if the run's downlink has increments
+    offer_sizes: list[int] = []  # gossip: of a vector, in a usual and in a dense round
     state_path: str
     connect_within_s: float | None = None  # for the first connection; None: dial until somebody answers
     run: str | None = None

@@ -11,7 +11,8 @@ from farflung.runtime.transport import Traffic
 
 RECENT = 8  # merges shown
 SHOWN = ("joined", "lost", "left", "lease_lapsed", "lease_renewed", "rejoin_proved", "rejoined", "refused",
-         "alarm", "ending", "donor_failed", "disconnected", "born", "epoch", "half_exchange")  # fmt: skip
+         "alarm", "ending", "donor_failed", "disconnected", "born", "epoch", "half_exchange", "own_state",
+         "resume_proved")  # fmt: skip
 
 
 def status(
@@ -101,6 +102,12 @@ def _merge(note: dict[str, Any]) -> dict[str, Any]:
     return {k: note[k] for k in ("t", "fragment", "version", "breadth", "live", "grace_s", "quorum_s")}
 
 
+def _own_state(note: dict[str, Any]) -> str:
+    if note["taken"] == "own":
+        return f"its own method state, kept {max(0, note['age_steps'])} steps before"
+    return f"method state zero: what it kept is {note['reason']}"
+
+
 def text(note: dict[str, Any]) -> str:
     """A note as one line for a person."""
     who = note.get("learner", "")
@@ -116,9 +123,13 @@ def text(note: dict[str, Any]) -> str:
         case "lease_renewed":
             return f"{who} is heard again"
         case "rejoin_proved":
-            checks = ("params_equal", "inner_equal", "lr_equal", "cursor_equal")
-            verdict = "digests agree" if all(note[c] for c in checks) else "DIGESTS DIFFER"
+            equal = all(value for check, value in note.items() if check.endswith("_equal"))
+            verdict = "digests agree" if equal else "DIGESTS DIFFER"
             return f"{who} installed {note['role']}, inner state {note['state']}: {verdict}"
+        case "own_state":
+            return f"{who} goes on with {_own_state(note)}"
+        case "resume_proved":
+            return f"{who} resumed: {'digests agree' if note['state_equal'] else 'DIGESTS DIFFER'}"
         case "rejoined":
             return f"{who}: first work merged after its rejoin"
         case "refused":

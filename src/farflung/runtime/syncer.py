@@ -15,7 +15,7 @@ from aiohttp import web
 from farflung import tape
 from farflung.core.fragments import FragmentPlan
 from farflung.engine.hub import HubState, Merged
-from farflung.engine.make import slot_sizes
+from farflung.engine.make import offer_sizes
 from farflung.methods import Method
 from farflung.protocol import actions as act
 from farflung.protocol import events as ev
@@ -292,7 +292,7 @@ class SyncerDriver:
                 self._forget(lying)
         if len(self._offers_of(sender)) >= MAX_PARTNERS:
             return None
-        return slot_sizes(self.hub.plan, self.method)[0](0)
+        return offer_sizes(self.hub.plan, self.method)[self.method.policy.is_dense(round)]
 
     def _offers_of(self, learner: str) -> list[str]:
         return [
@@ -323,6 +323,12 @@ class SyncerDriver:
             p, _, version = rest.partition(".")
             if p.isdecimal() and version.isdecimal() and int(p) < self.method.policy.num_fragments:
                 return self.hub.value_bytes(int(p), int(version))
+        if kind == "increments" and self.hub is not None:
+            numbers = rest.split(".")
+            if len(numbers) == 3 and all(n.isdecimal() for n in numbers):
+                index, base, newer = map(int, numbers)
+                if index < self.method.policy.num_fragments and base < newer:
+                    return self.hub.increment_bytes(index, base, newer)
         if kind in ("state", "offer"):
             return self._objects[name].toreadonly()
         raise KeyError(name)

@@ -1,9 +1,10 @@
 """Rounds of gasloc: no hub, only pairs. `core.mixing` says who meets whom; a learner waits for its partners only.
 
-As in `protocol.peer`: a partner's vector may lie there before it is needed; a learner that has done its steps
-waits for it with a deadline; a meeting that one side gave up on, or has passed by, comes about for neither. Who is
-silent longer than a lease is waited for no more. Who leaves, and who comes back, begins an epoch: a learner's next
-round is then at least the epoch's, which brings those who lag behind to where the others are.
+As in `protocol.peer`: a learner's vector goes out tau steps before the end of its round, and a partner's may lie
+there before it is needed; a learner that has done its steps waits for it with a deadline; a meeting that one side
+gave up on, or has passed by, comes about for neither. Who is silent longer than a lease is waited for no more.
+Who leaves, and who comes back, begins an epoch: a learner's next round is then at least the epoch's, which brings
+those who lag behind to where the others are.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class GossipRun:
     """Some time of gasloc.
 
     Args:
-        scenario: of method gasloc, without overlap.
+        scenario: of method gasloc.
         timelines: when each island runs.
         horizon_s: how long.
         rng: chance of step times.
@@ -130,13 +131,24 @@ class GossipRun:
     # ---- a round -------------------------------------------------------------------------------------
 
     def _begin(self, peer: Peer) -> None:
-        """Take the local steps of a round, in one piece: nobody needs to know more of them."""
+        """Take the local steps of a round: nobody needs to know more of them than when it offers, and their end.
+
+        With an overlap its vector goes out so many steps before the end of the round, and the partners' come
+        meanwhile.
+        """
         peer.partners = self._partners_now(peer)
         peer.waits_since_s, peer.began_s, life = None, self.agenda.now, peer.life
-        H = self.policy.sync_every_steps
-        work_s = sum(self._draw[peer.name]() for _ in range(H))
-        end_s = peer.timeline.after(self.agenda.now, work_s)
-        self.agenda.after(end_s - self.agenda.now, lambda: self._worked(peer, life, work_s))
+        H, tau = self.policy.sync_every_steps, self.policy.overlap_steps
+        steps_s = [self._draw[peer.name]() for _ in range(H)]
+        offers_s = peer.timeline.after(self.agenda.now, sum(steps_s[: H - tau]))
+        end_s = peer.timeline.after(self.agenda.now, sum(steps_s))
+        if tau:
+            self.agenda.after(offers_s - self.agenda.now, lambda: self._offer_early(peer, life))
+        self.agenda.after(end_s - self.agenda.now, lambda: self._worked(peer, life, sum(steps_s)))
+
+    def _offer_early(self, peer: Peer, life: int) -> None:
+        if life == peer.life:
+            self._offer_all(peer)
 
     def _worked(self, peer: Peer, life: int, work_s: float) -> None:
         if life != peer.life:
@@ -151,17 +163,21 @@ class GossipRun:
         self._meet(peer)
 
     def _meet(self, peer: Peer) -> None:
-        """Offer to the partners of this round, and wait for theirs."""
+        """Wait for the vectors of this round's partners; without overlap its own goes out now."""
         peer.waits_since_s = self.agenda.now
         peer.here = self._early.pop((peer.round, peer.name), set())
         for name in peer.partners:
-            other = self.peers[name]
-            if self._in_vain(peer, other):
+            if self._in_vain(peer, self.peers[name]):
                 self._over.add((peer.round, frozenset((peer.name, name))))
-            self._offer(peer, name)
+        if not self.policy.overlap_steps:
+            self._offer_all(peer)
         round, life = peer.round, peer.life
         self.agenda.after(self._patience_s(peer), lambda: self._overdue(peer, life, round))
         self._review(peer)
+
+    def _offer_all(self, peer: Peer) -> None:
+        for name in peer.partners:
+            self._offer(peer, name)
 
     def _offer(self, peer: Peer, to: str) -> None:
         if (peer.round, frozenset((peer.name, to))) in self._over:

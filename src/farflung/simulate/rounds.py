@@ -170,16 +170,17 @@ class HubRun:
         if learner.limit is not None and learner.step >= learner.limit:
             learner.stands = True
             return
-        learner.stands, life, takes_s = False, learner.life, learner.step_s()
-        end = learner.timeline.after(self.agenda.now, takes_s)
-        self.agenda.after(end - self.agenda.now, lambda: self._step_end(learner, life, takes_s))
+        learner.stands, life, work_s = False, learner.life, learner.step_s()
+        took_s = learner.timeline.after(self.agenda.now, work_s) - self.agenda.now
+        self.agenda.after(took_s, lambda: self._step_end(learner, life, work_s, took_s))
 
-    def _step_end(self, learner: Learner, life: int, step_s: float) -> None:
+    def _step_end(self, learner: Learner, life: int, work_s: float, took_s: float) -> None:
+        """What it reports is the time by the clock, standstills included, as a real learner does."""
         if life == learner.life:
             learner.step += 1
             learner.steps += 1
-            learner.worked_s += step_s
-            self._turn(learner, step_s)
+            learner.worked_s += work_s
+            self._turn(learner, took_s)
 
     def _adopt(self, learner: Learner) -> None:
         for p in [*learner.ready]:

@@ -1,7 +1,7 @@
 """A method on a cluster: everything that a simulation is a function of, beside its seed."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
 from farflung.core.codecs import get_codec
@@ -60,7 +60,7 @@ class Scenario:
         step_s: seconds of an inner step of an island whose chips are of average speed.
         slowest: how much longer a step of one island takes than of the others; 0.18: "18 % slower".
         jitter: standard deviation of a step's time, relative; no step takes less than a fifth of its time.
-        links: of every island.
+        links: of every island; data_parallel has none.
         tokens_per_step: of one island.
 
     Raises:
@@ -95,6 +95,7 @@ class Scenario:
                 "1 with method = data_parallel: one job over all chips",
             )
             require(self.policy is None, "policy", "given", "absent with method = data_parallel")
+            self._refuse_links()
         elif self.policy is None:
             object.__setattr__(self, "policy", policy_of(self.method, {}))
         else:
@@ -102,6 +103,15 @@ class Scenario:
         if self.policy is not None and self.policy.quorum != "all":
             K = self.policy.quorum
             require(self.learners >= K, "quorum (K)", K, f"at most the {self.learners} learners (M)")
+
+    def _refuse_links(self) -> None:
+        """A job over all chips has no island's link: what its reductions need is the preset `bandwidth`."""
+        for link in fields(Links):
+            value = getattr(self.links, link.name)
+            if value != link.default:
+                raise UserError(
+                    f"{link.name} = {value:g}: no effect with method = data_parallel (see the preset bandwidth)"
+                )
 
     @property
     def rules(self) -> Policy:

@@ -1,8 +1,10 @@
 """Failures as a fault plan: the TOML that `lab` and `run` execute, so that many chips' failures drive a training.
 
-Two readings. "islands": what an elastic island makes of its chips' failures; it stands still (freeze) for as long
-as it reconfigures: for methods whose learners are islands. "chips": each failure keeps a learner away for as
-long as the chip is away: for the lab's data_parallel, which decides itself whether to wait or to go on.
+Three readings. "islands": what an elastic island makes of its chips' failures; it stands still (freeze) for as
+long as it reconfigures: for methods whose learners are islands. "job": all chips are one job, and every failure
+stops it: for the lab's data_parallel without `elastic`, which stands while any learner does. "chips": each failure
+keeps a learner away for as long as the chip is away: for data_parallel that is `elastic`, and can only go on
+without a whole learner.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,8 +19,8 @@ from farflung.simulate.cluster import Cluster, require
 from farflung.simulate.life import Life, live
 from farflung.simulate.outages import strikes
 
-Reading = Literal["islands", "chips"]
-READINGS: tuple[Reading, ...] = ("islands", "chips")
+Reading = Literal["islands", "job", "chips"]
+READINGS: tuple[Reading, ...] = ("islands", "job", "chips")
 
 
 def lives(cluster: Cluster, num_islands: int, horizon_s: float, seed: int) -> list[Life]:
@@ -28,13 +30,39 @@ def lives(cluster: Cluster, num_islands: int, horizon_s: float, seed: int) -> li
     return [live(cluster.island(num_islands), horizon_s, rng, own) for own in befalls]
 
 
-def plan(lives: Sequence[Life], reading: Reading = "islands", time_scale: float = 1.0) -> list[Fault]:
+def faults_of(
+    cluster: Cluster, num_learners: int, horizon_s: float, seed: int, reading: Reading = "islands",
+    time_scale: float = 1.0,
+) -> tuple[list[Life], list[Fault]]:  # fmt: skip
+    """Lives of a cluster, one for each learner or one of the whole job, and their plan.
+
+    Args:
+        cluster: all chips.
+        num_learners: of the run that takes the plan.
+        horizon_s: of the lives.
+        seed: of their chance.
+        reading, time_scale: as of `plan`.
+
+    Raises:
+        UserError: a value that cannot be.
+    """
+    found = lives(cluster, 1 if reading == "job" else num_learners, horizon_s, seed)
+    return found, plan(found, reading, time_scale, num_learners)
+
+
+def plan(
+    lives: Sequence[Life], reading: Reading = "islands", time_scale: float = 1.0, num_learners: int = 1
+) -> list[Fault]:
     """Freezes of learners, by time.
 
     Args:
-        lives: one a learner.
+        lives: one a learner; "job": one in all.
         reading: see above.
         time_scale: seconds of the plan for each second of a life: that of the run's step / the islands' step.
+        num_learners: "job": who stands in its place, one after the other, since one that stands stops all.
+
+    Raises:
+        UserError: an unknown reading, or a time scale that cannot be.
 
     >>> [fault] = plan([Life(10.0, [0.0, 6.0], [4.0, 10.0], [1.0, 1.0])], time_scale=0.5)
     >>> fault.target, fault.at_s, fault.for_s
@@ -45,11 +73,12 @@ def plan(lives: Sequence[Life], reading: Reading = "islands", time_scale: float 
         raise UserError(f"reading = {reading!r}: must be one of {', '.join(READINGS)}")
     found = []
     for index, life in enumerate(lives):
-        away = life.downs() if reading == "islands" else _joined(life.failures)
-        for start_s, end_s in away:
+        away = _joined(life.failures) if reading == "chips" else life.downs()
+        for number, (start_s, end_s) in enumerate(away):
+            whom = number % num_learners if reading == "job" else index
             found.append(
                 Fault(
-                    kind="freeze", target=f"learner-{index}", at_s=round(start_s * time_scale, 6),
+                    kind="freeze", target=f"learner-{whom}", at_s=round(start_s * time_scale, 6),
                     for_s=max(1e-6, round((end_s - start_s) * time_scale, 6)),
                 )
             )  # fmt: skip

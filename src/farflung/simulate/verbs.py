@@ -94,7 +94,8 @@ def simulate(
     reading: Annotated[
         str,
         typer.Option(
-            help="islands: they stand while they reconfigure. chips: a learner is away as long as its chip."
+            help="islands: they stand while they reconfigure. job: all chips are one job, which stands. "
+            "chips: a learner is away as long as its chip."
         ),
     ] = "islands",
     picture: Annotated[
@@ -173,8 +174,7 @@ def _trace(
     from farflung.simulate.cluster import require
 
     require(0 < for_s < math.inf, "trace_for_s", for_s, "above 0")
-    lives = trace.lives(scenario.cluster, scenario.learners, for_s, seed)
-    faults = trace.plan(lives, reading, time_scale)
+    lives, faults = trace.faults_of(scenario.cluster, scenario.learners, for_s, seed, reading, time_scale)
     what = f"{scenario.cluster.chips} chips, {scenario.learners} learners, {for_s:g} s, seed {seed}"
     trace.write(path, faults, f"{what}; 1 s here is {1 / time_scale:g} s there")
     goodput = sum(one.goodput for one in lives) / len(lives)

@@ -164,7 +164,7 @@ class Crowd:
             self.feed(name, ev.UploadFailed(object=offer.object, reason=refusal, refusal=refusal))
         else:
             self.feed(offer.partner, ev.Arrived(object=offer.object, num_bytes=offer.num_bytes))
-            self.feed(name, ev.Uploaded(object=offer.object))
+            self.feed(name, ev.Uploaded(object=offer.object, sent_bytes=offer.num_bytes))
 
     def _said(self, name: str, message: msg.LearnerMessage) -> None:
         if isinstance(message, msg.Boundary):

@@ -84,8 +84,12 @@ class GossipChecks:
 
     def method(self, island: VirtualIsland) -> Method:
         """The world's method, with an eye on what an island's rounds do to its parameters."""
-        method, node = self.world.method, island.node
-        self._adopted[node].clear()
+        self._adopted[island.node].clear()
+        method = self.world.method
+        dense = None if method.dense is None else self._watched(method.dense, island.node)
+        return replace(self._watched(method, island.node), dense=dense)
+
+    def _watched(self, method: Method, node: str) -> Method:
 
         def adopt(local: Local, correction: Tensor, included: bool) -> Local:
             drift = (local.x - local.base).double()
@@ -144,7 +148,7 @@ class GossipChecks:
             self._arrived.add(event.object)
         elif isinstance(event, ev.Reported) and isinstance(event.report, box.BoundaryPassed):
             for taken in event.report.taken:
-                self._taken[f"{node}.{taken.round}"] = island.trainer.read(0, seed=False)
+                self._taken[f"{node}.{taken.round}"] = island.trainer.read(0, seed=False)[: taken.num_bytes]
             if event.report.mixed is not None:
                 self._mixed(island, node, machine, event.report.mixed)
         for action in actions:
@@ -195,7 +199,8 @@ class GossipChecks:
         assert island.body is not None
         given = bytes(island.body.downlink(slot).numpy())  # type: ignore[attr-defined]
         nodes = [key for key in self._taken if key.partition(".")[0] == partner]
-        if not any(self._taken[key] == given for key in nodes if key.rpartition(".")[2] == str(round)):
+        offered = [self._taken[key] for key in nodes if key.rpartition(".")[2] == str(round)]
+        if not any(given[: len(vector)] == vector for vector in offered):
             raise Broken("a vector of another round is mixed", f"{island.node} round {round} from {partner}")
 
     # ---- time ----------------------------------------------------------------------------------------

@@ -3,6 +3,8 @@
 import random
 from dataclasses import dataclass
 
+import msgspec
+
 from farflung.protocol.policy import Policy
 from farflung.units import Adoption
 
@@ -53,6 +55,8 @@ def unfold(seed: int, choices: int = CHOICES) -> Plan:
     draw = random.Random(seed)
     num_learners = draw.choice([2, 2, 3, 3, 4])
     policy = random_policy(draw, num_learners)
+    if seed % 3 == 0:
+        policy = msgspec.structs.replace(policy, downlink_codec="bf16")
     step_s = [draw.uniform(0.02, 0.2) for _ in range(num_learners)]
     budget_tokens = 600 if draw.random() < 0.1 else 10**9
     fair_birth, ends, chance = draw.random() < 0.8, draw.random() < 0.25, draw.random

@@ -247,11 +247,14 @@ class MachineWorld:
     def _fetched(self, process: Process, job: act.Fetch, broken: bool) -> None:
         p, version = job.fragment, job.version
         digest = self.hub.kept[p].get(version)
+        if job.base_version is not None and not self.hub.increments(p, job.base_version, version):
+            digest = None
         if digest is None or broken:
             gone = digest is None
             self.feed(process, ev.FetchFailed(fragment=p, version=version, reason="?", gone=gone))
         else:
             process.trainer.downlink[p] = (version, digest)
+            process.trainer.downlink_bases[p] = job.base_version
             self.feed(process, ev.Fetched(fragment=p, version=version))
 
     def _state_fetched(self, process: Process, job: act.FetchState, broken: bool) -> None:

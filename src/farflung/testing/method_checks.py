@@ -37,7 +37,7 @@ GIVES: dict[str, tuple[type, str]] = {
     "settle": (dict, "state"),
     "adopt": (Local, "local"),
 }
-ENGINE = ("local.x", "local.base", "local.snapshot", "result")
+ENGINE = ("local.x", "local.base", "local.snapshot", "result", "decoded")
 """Whose memory is the engine's, which reuses it."""
 
 Check = Callable[[Method], None]

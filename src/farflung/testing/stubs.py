@@ -51,6 +51,10 @@ class TokenHub:
             self.versions[p] = 0
         return [f"{p}.0" for p in range(len(self.kept))]
 
+    def increments(self, p: int, base_version: int, version: int) -> bool:
+        """Whether what leads from one version to another is here; a version that repeats another has none."""
+        return all(self.kept[p].get(v) == f"{p}.{v}" for v in range(base_version + 1, version + 1))
+
     def begin(self, merge: act.Merge) -> list[Payload]:
         """Take hold of what a merge needs."""
         p, payloads = merge.fragment, []

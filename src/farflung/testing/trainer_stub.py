@@ -63,6 +63,7 @@ class TokenTrainer:
         self.held = [HeldFragment() for _ in range(self.num_fragments)]
         self.uplink: list[Payload | None] = [None] * self.num_fragments
         self.downlink: list[tuple[int, str] | None] = [None] * self.num_fragments
+        self.downlink_bases: list[int | None] = [None] * self.num_fragments
         self.state_slot = ""
         self.reports: deque[box.AnyReport] = deque()
         self.queue: list[box.Adopt | box.Snapshot | box.Settle] = []
@@ -153,6 +154,11 @@ class TokenTrainer:
         replaced = self.limit.step == 0 or any(isinstance(c, box.Load) for c in self.after)  # soon, all of it
         if not replaced and (slot is None or slot[0] != command.version):
             raise Broken("adopted bits are of another version", f"{command}, the slot holds {slot}")
+        base = self.downlink_bases[p]
+        if not replaced and (command.base_version != base or base not in (None, held.version)):
+            raise Broken(
+                "increments upon another base", f"{command}, {base} in the slot, {held.version} held"
+            )
         included = held.out is not None and command.included == held.out.round
         if included and command.included is not None:
             self._settle(p, command.included, True)

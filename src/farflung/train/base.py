@@ -40,6 +40,8 @@ class Task:
         loss: ``(model, batch) -> Tensor``, the mean loss of a batch (nats per token), with its graph.
         num_tokens: tokens trained on by a batch.
         evaluate: held-out loss (nats per token); leaves train or eval mode as it was, builds no graph.
+        measure: all held-out figures by name, in one pass: ``loss``, as `evaluate` gives it, and others such as
+            accuracy; None: the loss is all there is.
         lr_multiplier: ``(own_steps, progress) -> float``; own_steps counts this learner's finished steps,
             progress in 0..1 is the share of the whole run's token budget that is spent.
         clip_norm: largest gradient norm, or None for no clipping.
@@ -53,6 +55,7 @@ class Task:
     num_tokens: Callable[[Any], int]
     evaluate: Callable[[nn.Module], float]
     lr_multiplier: Callable[[int, float], float]
+    measure: Callable[[nn.Module], dict[str, float]] | None = None
     clip_norm: float | None = 1.0
 
     def __post_init__(self) -> None:
@@ -61,10 +64,21 @@ class Task:
                 f"Task.clip_norm = {self.clip_norm}: give a norm above 0, or None for no clipping"
             )
 
+    def evaluation(self, model: nn.Module) -> dict[str, Any]:
+        """What an evaluation's record says of a model: ``loss``, and ``figures`` by name if there are others."""
+        if self.measure is None:
+            return {"loss": self.evaluate(model)}
+        figures = dict(self.measure(model))
+        return {"loss": figures.pop("loss"), "figures": figures}
+
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """Where the data comes from. ``path`` is a text file or directory; None is Shakespeare's plays."""
+    """Where the data comes from; None is the task's default.
+
+    ``path`` is a text file or a directory of texts (default: Shakespeare's plays); of ``vision`` it is a folder
+    with the four files of MNIST or a relative (default: Fashion-MNIST).
+    """
 
     path: str | None = None
 
@@ -75,8 +89,9 @@ class TaskConfig:
 
     Args:
         seed: of the initial weights and of the order of the data.
-        scale: size of the model, a name in ``farflung.train.gpt.SCALES``, or what a task of your own defines.
-        batch_size: windows in a batch of one learner.
+        scale: size of the model, a name in ``farflung.train.gpt.SCALES`` or ``vision_models.VISION_SCALES``, or
+            what a task of your own defines.
+        batch_size: windows or images in a batch of one learner.
         lr: peak learning rate; None takes the task's choice for the scale.
         warmup_steps: of each learner's own steps.
         eval_batches: batches in one evaluation.

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from farflung.core.vectors import describe
 from farflung.train.base import Task, TaskConfig
 from farflung.train.text_task import BETAS, PEAK_LR, WEIGHT_DECAY, text_task
+from farflung.train.vision_task import VISION_LR, vision_task
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 """Coefficients of the quintic with the steepest slope at zero (K. Jordan, kellerjordan.github.io/posts/muon)."""
@@ -26,7 +27,8 @@ class Muon(torch.optim.Optimizer):
         M <- mu M + (1 - mu) G;   O = orthogonal((1 - mu) G + mu M)
         W <- (1 - lr wd) W - lr 0.2 sqrt(max(A, B)) O
 
-    Products are fp32, not bf16, and it works with the versions of PyTorch that have no Muon.
+    A convolution's kernel is a matrix with a row for each channel that it makes. Products are fp32, not bf16, and
+    it works with the versions of PyTorch that have no Muon.
 
     Args:
         groups: parameter groups, each with ``orthogonal``: whether its members are matrices to step this way.
@@ -62,7 +64,9 @@ def _muon(p: Tensor, grad: Tensor, state: dict[str, Any], group: dict[str, Any])
         state["momentum"] = torch.zeros_like(p)
     m, mu = state["momentum"], group["momentum"]
     m.lerp_(grad, 1 - mu)
-    p.add_(orthogonal(grad.lerp(m, mu)), alpha=-group["lr"] * RMS * max(p.shape) ** 0.5)
+    matrix_AB = grad.lerp(m, mu).flatten(1)
+    size = RMS * max(matrix_AB.shape) ** 0.5
+    p.add_(orthogonal(matrix_AB).view_as(p), alpha=-group["lr"] * size)
 
 
 def _adamw(p: Tensor, grad: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
@@ -95,8 +99,8 @@ def orthogonal(matrix_AB: Tensor) -> Tensor:
 
 
 def muon(model: nn.Module, lr: float) -> Muon:
-    """Muon for all matrices but embeddings, tied ones included; AdamW for these and for vectors."""
-    inside = {s.name for s in describe(model) if len(s.shape) == 2 and not s.embedding}
+    """Muon for matrices and kernels, but not embeddings, tied ones included; AdamW for these and for vectors."""
+    inside = {s.name for s in describe(model) if len(s.shape) >= 2 and not s.embedding}
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     tables = [p for name, p in trained if p.dim() >= 2 and name not in inside]
     groups = [
@@ -111,3 +115,9 @@ def text_muon(config: TaskConfig) -> Task:
     """The text task with Muon inside, at AdamW's peak learning rates."""
     lr = config.lr or PEAK_LR[config.scale]
     return replace(text_task(config), name="text_muon", build_optimizer=functools.partial(muon, lr=lr))
+
+
+def vision_muon(config: TaskConfig) -> Task:
+    """The vision task with Muon inside, at AdamW's peak learning rates."""
+    lr = config.lr or VISION_LR[config.scale]
+    return replace(vision_task(config), name="vision_muon", build_optimizer=functools.partial(muon, lr=lr))

@@ -5,12 +5,18 @@ from collections.abc import Callable
 
 from farflung.errors import UserError, did_you_mean
 from farflung.train.base import Batches, DataConfig, Task, TaskConfig
-from farflung.train.muon import text_muon
+from farflung.train.muon import text_muon, vision_muon
 from farflung.train.text_task import text_task
+from farflung.train.vision_task import vision_task
 
 __all__ = ["TASKS", "Batches", "DataConfig", "Task", "TaskConfig", "load_task"]
 
-TASKS: dict[str, Callable[[TaskConfig], Task]] = {"text": text_task, "text_muon": text_muon}
+TASKS: dict[str, Callable[[TaskConfig], Task]] = {
+    "text": text_task,
+    "text_muon": text_muon,
+    "vision": vision_task,
+    "vision_muon": vision_muon,
+}
 
 
 def load_task(name: str, config: TaskConfig) -> Task:

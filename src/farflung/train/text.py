@@ -6,19 +6,18 @@ Shape letters: N bytes, B windows in a batch, T context.
 import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from farflung.errors import UserError
+from farflung.train.batches import ShardBatches, check_learner
 
 HELD_OUT_BYTES = 200_000  # enough for 640 windows of 128 bytes without much overlap
 HELD_OUT_SHARE = 10  # of a small text, at most one part in this many is held out
 EVAL_BATCH_SIZE = 32
 TEXT_SUFFIXES = (".txt", ".md")
-_MAX_KEY = 2**64  # Philox keys are 64-bit words
 
 
 def read_text(path: str | None = None) -> bytes:
@@ -95,10 +94,7 @@ class TextData:
 
         Shards do not overlap, cover the training part and differ by at most one byte in length.
         """
-        if not 0 <= learner_index < num_learners:
-            raise UserError(
-                f"learner_index = {learner_index} of num_learners = {num_learners}: indices start at 0"
-            )
+        check_learner(learner_index, num_learners)
         first = self.num_train * learner_index // num_learners
         return self.text_N[first : self.num_train * (learner_index + 1) // num_learners]
 
@@ -114,12 +110,10 @@ class TextData:
         return _windows(self.held_out, torch.from_numpy(np.unique(starts)), context)
 
 
-class ShardBatches:
-    """Batches of random windows from one shard; the whole state is ``cursor``, the number of batches drawn.
-
-    Batch n is a function of (seed, learner_index, n) alone: Philox, a counter-based generator, is keyed by
-    the first two and set to the third. So seeking is free and a resumed run sees exactly what it would have.
-    The raw 64-bit words are used, because numpy promises no stable stream above them.
+def window_batches(
+    shard_N: Tensor, batch_size: int, context: int, seed: int, learner_index: int = 0
+) -> ShardBatches:
+    """Return endless batches of random windows from one shard, each int64 [B, T + 1].
 
     Args:
         shard_N: uint8 [N], at least ``context + 1`` long.
@@ -127,48 +121,18 @@ class ShardBatches:
         context: T; a window is one longer, input and target overlap.
         seed: at least 0.
         learner_index: keeps learners with equal seeds apart.
+
+    Raises:
+        UserError: the shard is shorter than a window.
     """
-
-    def __init__(
-        self, shard_N: Tensor, batch_size: int, context: int, seed: int, learner_index: int = 0
-    ) -> None:
-        _check_room(len(shard_N), context, f"the shard of learner {learner_index}")
-        self._shard_N = shard_N
-        self._batch_size = batch_size
-        self._context = context
-        self._key = np.array([seed % _MAX_KEY, learner_index], dtype=np.uint64)
-        self._cursor = 0
-
-    @property
-    def cursor(self) -> int:
-        """The number of batches drawn so far."""
-        return self._cursor
-
-    def seek(self, cursor: int) -> None:
-        """Continue as if ``cursor`` batches had been drawn."""
-        if cursor < 0:
-            raise UserError(f"data cursor = {cursor}: give a number of batches of at least 0")
-        self._cursor = int(cursor)
-
-    def __iter__(self) -> "ShardBatches":
-        return self
-
-    def __next__(self) -> Tensor:
-        """Return the next batch, int64 [B, T + 1]; there is always one."""
-        counter = np.array([0, 0, 0, self._cursor], dtype=np.uint64)
-        words_B = np.random.Philox(key=self._key, counter=counter).random_raw(self._batch_size)
-        num_starts = len(self._shard_N) - self._context
-        starts_B = torch.from_numpy((words_B % np.uint64(num_starts)).astype(np.int64))
-        self._cursor += 1
-        return _windows(self._shard_N, starts_B, self._context).long()
-
-    def state_dict(self) -> dict[str, int]:
-        """Return ``{"position": cursor}``."""
-        return {"position": self._cursor}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Seek to a position that ``state_dict`` gave."""
-        self.seek(state["position"])
+    _check_room(len(shard_N), context, f"the shard of learner {learner_index}")
+    return ShardBatches(
+        lambda starts_B: _windows(shard_N, starts_B, context).long(),
+        len(shard_N) - context,
+        batch_size,
+        seed,
+        learner_index,
+    )
 
 
 def _windows(text_N: Tensor, starts_B: Tensor, context: int) -> Tensor:

@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 from farflung.core.schedule import warmup_cosine
 from farflung.train.base import Batches, Task, TaskConfig
+from farflung.train.eval_mode import eval_mode
 from farflung.train.gpt import GPT, scale_config
-from farflung.train.text import EVAL_BATCH_SIZE, ShardBatches, TextData, read_text
+from farflung.train.text import EVAL_BATCH_SIZE, TextData, read_text, window_batches
 
 # Near the best of a coarse sweep, one learner, 16 windows a step (medium: from the trend, tried once).
 PEAK_LR = {"micro": 1e-2, "tiny": 6e-3, "small": 4e-3, "medium": 2e-3}
@@ -26,7 +27,7 @@ def text_task(config: TaskConfig) -> Task:
 
     def build_batches(learner_index: int, num_learners: int) -> Batches:
         shard = data.shard(learner_index, num_learners)
-        return ShardBatches(shard, config.batch_size, gpt.context, config.seed, learner_index)
+        return window_batches(shard, config.batch_size, gpt.context, config.seed, learner_index)
 
     return Task(
         name="text",
@@ -60,13 +61,8 @@ def next_token_loss(model: nn.Module, batch: Tensor) -> Tensor:
 @torch.no_grad()
 def mean_loss(model: nn.Module, windows_ND: Tensor) -> float:
     """Mean loss over uint8 windows [N, T + 1] in eval mode; each module's own mode is put back."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
+    with eval_mode(model):
         total = 0.0
         for batch in torch.split(windows_ND, EVAL_BATCH_SIZE):
             total += next_token_loss(model, batch.long()).item() * len(batch)
         return total / len(windows_ND)
-    finally:
-        for module, mode in modes:
-            module.training = mode
