@@ -17,6 +17,7 @@ from farflung import tape
 from farflung.config import RunConfig
 from farflung.lab.body import Body
 from farflung.lab.faults import LabFaults
+from farflung.lab.garbage import collected_seldom
 from farflung.lab.island import VirtualIsland
 from farflung.lab.links import link_specs, shared_uplinks
 from farflung.lab.network import Network
@@ -118,8 +119,9 @@ class Lab:
         """Run to the end; returns what only the driver knows of it."""
         try:
             self._evaluate(self.task.build_model().state_dict(), 0)
-            while self.run.finished is None and self.run.time.step():
-                self._review()
+            with collected_seldom():
+                while self.run.finished is None and self.run.time.step():
+                    self._review()
             each = self.config.policy.topology == "gossip" and self.config.recipe.evals > 0
             workers = {"workers": self._worker_losses()} if each else {}
             self._evaluate(self.run.hub.model_tensors(), self.run.syncer.ledger.tokens_trained, **workers)

@@ -11,6 +11,7 @@ import torch
 
 from farflung.config import RunConfig
 from farflung.ipc.channel import Channel, PeerGone
+from farflung.lab.garbage import collected_seldom
 from farflung.lab.task_body import task_body
 from farflung.lab.workers import Request, serve
 
@@ -21,7 +22,7 @@ def main() -> None:
     torch.set_num_threads(config.recipe.threads)
     task = config.task()
     channel: Channel[Request] = Channel(socket.socket(fileno=int(sys.argv[1])), Request)
-    with contextlib.suppress(PeerGone):
+    with contextlib.suppress(PeerGone), collected_seldom():
         serve(channel, lambda: task_body(config, task))
     os._exit(0)  # the lab waits for us, and a library's way of ending takes long
 
