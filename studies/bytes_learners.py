@@ -83,6 +83,11 @@ def claims(rows: list[Row]) -> list[Claim]:
             figure=change(behind(rows, ALL, 8)), holds=fmean(behind(rows, ALL, 8)) < 0.01,
         ),
         Claim(
+            claim="a dense average every 10th round repairs it (within 2 % of DiLoCo at every M)",
+            figure=", ".join(f"{100 * fmean(behind(rows, DENSE, M)):+.1f} %" for M in SIZES),
+            holds=max(fmean(behind(rows, DENSE, M)) for M in SIZES) < 0.02,
+        ),
+        Claim(
             claim="one shared model repairs it (within 2 % of DiLoCo at every M)",
             figure=", ".join(f"{100 * fmean(behind(rows, SHARED, M)):+.1f} %" for M in SIZES),
             holds=max(fmean(behind(rows, SHARED, M)) for M in SIZES) < 0.02,
@@ -115,6 +120,7 @@ def picture(rows: list[Row]) -> Figure:
         ax.set_xticks(SIZES, [str(M) for M in SIZES])
         ax.minorticks_off()
         label(ax, "learners, M", what)
+    left.set_ylim(top=2.6)
     legend(left)
     return figure
 
@@ -148,8 +154,8 @@ more. Where, why, and what repairs it?"""
 SETUP = f"""2 to 16 equal learners of scale micro, {STEPS} steps a learner of 4 windows, inner lr 4e-3, so that
 all data grow with M; H = {H}, {STEPS // H} rounds. dct_momentum with k = {K} of 4096 (rounds x density = 5), int8,
 outer lr {ETA}, decay {BETA}, its partners' mean over all ("world") or over those who sent a coefficient
-("contributors"); with four times as many coefficients and with all; and dct_momentum_shared with the same payload.
-One seed; a second one for four of them up to M = 8."""
+("contributors"); with four times as many coefficients, with all, and with a dense average every 10th round; and
+dct_momentum_shared with the same payload. One seed; a second one for four of them up to M = 8."""
 
 LIMITS = """Equal learners with data of one kind; small models; one setting of the outer step for all M."""
 
@@ -158,7 +164,9 @@ not (world) or rises (contributors). Two causes. Each learner steps with a drift
 as far apart as training moves them; even with every coefficient on the wire they stay apart, and the average
 gets worse with M. And what few send is a mean of few: over the world it is small, so that little of what others
 learned arrives; over contributors it is as large as one learner's, which helps two or four learners and makes
-momentum that nobody sent with sixteen. What repairs it is to share the model: the same payload with feedback
-and one Nesterov step at a hub (`dct_momentum_shared`) stays within a few percent of DiLoCo at every M."""
+momentum that nobody sent with sixteen. Two things repair most of it: to average whole parameters every tenth
+round, at half of what sending everything costs, and to share the model, with the same payload, feedback and one
+Nesterov step at a hub (`dct_momentum_shared`). Both stay within 5 % of DiLoCo at every M, where two seeds of
+one method differ by as much."""
 
 STUDY = Study(name="bytes_learners", plan=plan, claims=claims, picture=picture, page=page)

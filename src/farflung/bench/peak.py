@@ -14,6 +14,7 @@ from farflung.engine.make import slot_sizes
 from farflung.lab.body import Slots
 from farflung.methods import METHODS, Method
 from farflung.protocol.mailbox import Settle, Snapshot
+from farflung.units import KIB, MIB
 
 MEASURED = ("sparseloco", "dct_momentum_shared", "muloco")
 
@@ -21,10 +22,10 @@ MEASURED = ("sparseloco", "dct_momentum_shared", "muloco")
 def measure_peak(settings: Settings) -> Measurement:
     """Peak of one snapshot over one fragment and its new state, the largest of some methods."""
     peaks = {name: _peak(settings, METHODS[name](overlap_steps=0)) for name in MEASURED}
-    ratios = tuple(peak / (2 * settings.vector_bytes) for peak in peaks.values())
+    ratios = tuple(peak // KIB * KIB / (2 * settings.vector_bytes) for peak in peaks.values())
     return Measurement(
         ratios=(max(ratios),),
-        reference=2 * settings.vector_bytes / 2**20,
+        reference=2 * settings.vector_bytes / MIB,
         unit="MiB",
         what="peak memory that a snapshot adds (feedback, encode, decode), against a fragment and its new state",
         aim=1.0,
