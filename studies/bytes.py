@@ -84,6 +84,21 @@ class Variant:
         return int(min(tried, key=lambda r: r["eval_loss"])["parameters"]["setting"])
 
 
+def outer(*settings: tuple[float, float]) -> list[dict[str, Any]]:
+    """Outer lr and outer momentum."""
+    return [{"outer_lr": eta, "outer_momentum": mu} for eta, mu in settings]
+
+
+def buffer(*settings: tuple[float, float]) -> list[dict[str, Any]]:
+    """Outer lr and decay of the buffer."""
+    return [{"outer_lr": eta, "buffer_decay": beta, "outer_momentum": 0.0} for eta, beta in settings]
+
+
+def every_setting(variants: Iterable[Variant], seed: int, num_learners: int, steps: int) -> list[Cell]:
+    """One run with each setting of each variant."""
+    return [v.cell(seed, num_learners, steps, number) for v in variants for number in range(len(v.settings))]
+
+
 def all_done(cells: Iterable[Cell], rows: Iterable[Row]) -> bool:
     done = {key(row["recipe"]) for row in rows}
     return all(cell.key in done for cell in cells)

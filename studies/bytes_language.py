@@ -6,7 +6,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from studies.bytes import CHUNK, COLOURS, Variant, all_done, both_ways, mb
+from studies.bytes import CHUNK, COLOURS, Variant, all_done, both_ways, buffer, every_setting, mb, outer
 from studies.harness import SEEDS, Cell, Claim, Row, Study, mean, paired
 from studies.pages import BLUE, MUTED, SKY, change, label, legend, losses, markdown, panels
 from studies.pages import page as write_page
@@ -18,19 +18,9 @@ NUM_BEST = 4
 H, K = 32, 224  # of the sparse methods: 96 rounds, of which each sends 5.5 % of the elements
 
 
-def _outer(*settings: tuple[float, float]) -> list[dict[str, Any]]:
-    """Outer lr and outer momentum."""
-    return [{"outer_lr": eta, "outer_momentum": mu} for eta, mu in settings]
-
-
-def _buffer(*settings: tuple[float, float]) -> list[dict[str, Any]]:
-    """Outer lr and decay of the buffer."""
-    return [{"outer_lr": eta, "buffer_decay": beta, "outer_momentum": 0.0} for eta, beta in settings]
-
-
 MUON = {"task": "text_muon"}
 DILOCO = [
-    Variant(method="diloco", H=steps, settings=_outer((0.7, 0.5), (0.7, 0.7), (0.7, 0.9)))
+    Variant(method="diloco", H=steps, settings=outer((0.7, 0.5), (0.7, 0.7), (0.7, 0.9)))
     for steps in (8, 32, 128)
 ]
 DILOCO_MUON = [
@@ -40,27 +30,27 @@ DILOCO_MUON = [
 COMPRESSED = [
     Variant(
         method="dct_momentum", H=H, codec=f"dct-top{K}-int8-12bit", k=K,
-        settings=_buffer((0.7, 0.95), (0.7, 0.8), (0.7, 0.5), (0.35, 0.9)),
+        settings=buffer((0.7, 0.95), (0.7, 0.8), (0.7, 0.5), (0.35, 0.9)),
     ),
     Variant(
         method="dct_momentum_shared", H=H, codec=f"dct-top{K}-int8-12bit", k=K,
-        settings=_outer((0.5, 0.8), (0.7, 0.5), (0.7, 0.7), (1.0, 0.5), (1.0, 0.7)),
+        settings=outer((0.5, 0.8), (0.7, 0.5), (0.7, 0.7), (1.0, 0.5), (1.0, 0.7)),
     ),
     Variant(
         method="sparseloco", H=H, codec=f"top{K}-2bit-12bit", k=K,
-        settings=_buffer((0.4, 0.95), (0.7, 0.95), (1.0, 0.95), (1.0, 1.0), (1.5, 1.0)),
+        settings=buffer((0.4, 0.95), (0.7, 0.95), (1.0, 0.95), (1.0, 1.0), (1.5, 1.0)),
     ),
     Variant(
         method="muloco", H=H, codec="2bit", more=MUON,
-        settings=_outer((0.7, 0.5), (0.7, 0.7), (0.7, 0.9), (1.0, 0.5)),
+        settings=outer((0.7, 0.5), (0.7, 0.7), (0.7, 0.9), (1.0, 0.5)),
     ),
     Variant(
         method="random_rows", H=H, codec="rows256-bf16", k=256,
-        settings=_buffer((0.4, 0.95), (0.7, 0.95), (1.0, 0.95), (1.0, 1.0), (0.2, 0.95)),
+        settings=buffer((0.4, 0.95), (0.7, 0.95), (1.0, 0.95), (1.0, 1.0), (0.2, 0.95)),
     ),
     Variant(
         method="demo", H=1, codec="dct-top32-fp32-12bit", k=32,
-        settings=_buffer((3e-4, 0.999), (1e-3, 0.999), (2e-3, 0.999), (1e-3, 0.95), (4e-3, 0.999)),
+        settings=buffer((3e-4, 0.999), (1e-3, 0.999), (2e-3, 0.999), (1e-3, 0.95), (4e-3, 0.999)),
     ),
 ]  # fmt: skip
 VARIANTS = [*DILOCO, *DILOCO_MUON, *COMPRESSED]
@@ -73,7 +63,7 @@ def _point(
     return Variant(
         method="muloco" if feedback else "diloco", H=steps, codec=up, downlink=down, k=k,
         name=f"{inner}: {up} / {down}{'' if feedback else ', no feedback up'}",
-        settings=_outer((0.7, 0.7)), more=MUON if inner == "Muon" else {},
+        settings=outer((0.7, 0.7)), more=MUON if inner == "Muon" else {},
     )  # fmt: skip
 
 
@@ -98,11 +88,7 @@ ALLOWED = 0.005  # so much worse than DiLoCo with equal rounds and the same inne
 
 def plan(rows: list[Row]) -> list[Cell]:
     """Every setting at one seed; the best of each at three; the best four, and diloco, with 2 and 8 learners."""
-    tried = [
-        variant.cell(TUNED_ON, NUM_LEARNERS, STEPS, number)
-        for variant in VARIANTS
-        for number in range(len(variant.settings))
-    ]
+    tried = every_setting(VARIANTS, TUNED_ON, NUM_LEARNERS, STEPS)
     if not all_done(tried, rows):
         return tried
     seeds = [

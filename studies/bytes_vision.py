@@ -7,7 +7,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from studies.bytes import COLOURS, Variant, all_done, mb
+from studies.bytes import COLOURS, Variant, all_done, buffer, every_setting, mb, outer
 from studies.harness import Cell, Claim, Row, Study, mean
 from studies.pages import INK, label, losses, markdown, panels, percent
 from studies.pages import page as write_page
@@ -23,23 +23,13 @@ MUON = CNN | {"task": "vision_muon"}
 RESNET = CNN | {"scale": "resnet"}
 
 
-def _outer(*settings: tuple[float, float]) -> list[dict[str, Any]]:
-    """Outer lr and outer momentum."""
-    return [{"outer_lr": eta, "outer_momentum": mu} for eta, mu in settings]
-
-
-def _buffer(*settings: tuple[float, float]) -> list[dict[str, Any]]:
-    """Outer lr and decay of the buffer."""
-    return [{"outer_lr": eta, "buffer_decay": beta, "outer_momentum": 0.0} for eta, beta in settings]
-
-
 DILOCO = [
-    Variant(method="diloco", H=steps, settings=_outer((0.7, 0.5), (0.7, 0.9)), more=CNN)
+    Variant(method="diloco", H=steps, settings=outer((0.7, 0.5), (0.7, 0.9)), more=CNN)
     for steps in (8, H, 128)
 ]
 DILOCO_MUON = Variant(method="diloco", name="diloco, Muon", H=H, settings=DILOCO[0].settings, more=MUON)
 AUTHORS = Variant(
-    method="dct_momentum", H=H, codec=f"dct-{SPARSE}-int8-12bit", k=K, settings=_buffer((0.7, 0.5), (0.35, 0.9)),
+    method="dct_momentum", H=H, codec=f"dct-{SPARSE}-int8-12bit", k=K, settings=buffer((0.7, 0.5), (0.35, 0.9)),
     more=CNN,
 )  # fmt: skip
 SHARED = Variant(
@@ -47,7 +37,7 @@ SHARED = Variant(
     H=H,
     codec=AUTHORS.codec,
     k=K,
-    settings=_outer((0.7, 0.5), (0.5, 0.8)),
+    settings=outer((0.7, 0.5), (0.5, 0.8)),
     more=CNN,
 )
 SPARSELOCO = Variant(
@@ -55,13 +45,13 @@ SPARSELOCO = Variant(
     H=H,
     codec=f"{SPARSE}-2bit-12bit",
     k=K,
-    settings=_buffer((0.7, 0.95), (1.0, 0.95)),
+    settings=buffer((0.7, 0.95), (1.0, 0.95)),
     more=CNN,
 )
 MULOCO = Variant(method="muloco", H=H, codec="2bit", settings=DILOCO[0].settings, more=MUON)
 ROWS = Variant(method="random_rows", H=H, codec=f"rows{K}-bf16", k=K, settings=SPARSELOCO.settings, more=CNN)
 DEMO = Variant(
-    method="demo", H=1, codec="dct-top32-fp32-12bit", k=32, settings=_buffer((3e-4, 0.999), (1e-3, 0.999)),
+    method="demo", H=1, codec="dct-top32-fp32-12bit", k=32, settings=buffer((3e-4, 0.999), (1e-3, 0.999)),
     more=CNN,
 )  # fmt: skip
 COMPRESSED = [AUTHORS, SHARED, SPARSELOCO, MULOCO, ROWS, DEMO]
@@ -71,11 +61,7 @@ ON_RESNET = [DILOCO[1], SHARED, SPARSELOCO]
 
 def plan(rows: list[Row]) -> list[Cell]:
     """Every setting at one seed; the best of each at both; a ResNet with the best at one seed."""
-    tried = [
-        variant.cell(TUNED_ON, NUM_LEARNERS, STEPS, number)
-        for variant in VARIANTS
-        for number in range(len(variant.settings))
-    ]
+    tried = every_setting(VARIANTS, TUNED_ON, NUM_LEARNERS, STEPS)
     if not all_done(tried, rows):
         return tried
     seeds = [v.cell(seed, NUM_LEARNERS, STEPS, best(rows, v)) for v in VARIANTS for seed in SEEDS[1:]]
