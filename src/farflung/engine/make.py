@@ -32,15 +32,11 @@ def increment_sizes(plan: FragmentPlan, method: Method) -> list[int]:
 
 def slot_sizes(plan: FragmentPlan, method: Method) -> tuple[Callable[[int], int], Callable[[int], int]]:
     """Bytes of each uplink and of each downlink slot. With a hub there is one of each a fragment."""
-    num = method.num_vectors
     values = [value_layout(f).size_bytes for f in plan.fragments]
-    payloads = [
-        payload_layout(f, codec_of(f, method.codec, plan.tensors, num), num).size_bytes
-        for f in plan.fragments
-    ]
     if method.policy.topology == "gossip":
         largest = max(offer_sizes(plan, method))
         return lambda p: values[0] if p else largest, lambda p: largest if p else values[0]
+    payloads = [payload_layout(f, codec_of(f, method.codec, plan.tensors)).size_bytes for f in plan.fragments]
     return payloads.__getitem__, values.__getitem__
 
 
