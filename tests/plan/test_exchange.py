@@ -48,6 +48,7 @@ LOCKSTEP = [
     ("streaming", {"sync_every_steps": 20, "num_fragments": 4, "overlap_steps": 2}, 800.0, 800.0, 0.0),
     ("streaming", {"sync_every_steps": 40, "num_fragments": 4, "overlap_steps": 1}, 400.0, 600.0, 0.0),
     ("streaming", {"sync_every_steps": 20, "num_fragments": 4, "overlap_steps": 5}, 1500.0, 1500.0, 0.0),
+    ("diloco", {"sync_every_steps": 20, "codec": "2bit", "downlink_codec": "int4"}, 100.0, 100.0, 0.0),
     ("gasloc", {"sync_every_steps": 20}, 500.0, 500.0, 0.0),
     ("gasloc", {"sync_every_steps": 50, "codec": "int4"}, 100.0, 300.0, 0.0),
 ]

@@ -9,7 +9,7 @@ from farflung.plan import quality as q
 from farflung.plan.candidate import Candidate
 
 PAGES = Path(__file__).parents[2] / "docs" / "results"
-TABLES = [q.CODEC, q.OVERWRITE, q.MIX, q.QUORUM]
+TABLES = [q.CODEC, q.DOWNLINK, q.OVERWRITE, q.MIX, q.QUORUM]
 
 
 @pytest.mark.parametrize("measured", [m for table in TABLES for m in table.values()], ids=lambda m: m.what)
@@ -37,6 +37,8 @@ def test_what_nobody_measured_is_said() -> None:
     assert of("diloco", sync_every_steps=500).text == "?"
     assert of("sparseloco").unknown == ("sparseloco: not measured",)
     assert of("diloco", sync_every_steps=10, codec="top64-2bit-12bit").unknown
+    pair = of("diloco", sync_every_steps=10, codec="bf16", downlink_codec="int4")
+    assert pair.unknown == ("bf16 up, int4 down: not measured",)
     assert of("decoupled", quorum=3).unknown == ("K = 3 of 8: not measured",)
 
 

@@ -11,7 +11,7 @@ from farflung.protocol import actions as act
 from farflung.protocol import events as ev
 from farflung.protocol import mailbox as box
 from farflung.protocol import messages as msg
-from farflung.protocol.peer import MAX_PARTNERS, slot
+from farflung.protocol.meeting import MAX_PARTNERS, slot
 from farflung.testing.crowd import Crowd
 
 # ---- refusals --------------------------------------------------------------------------------------------
@@ -49,7 +49,7 @@ def test_what_does_not_belong_here_is_refused_by_name(name: str, refusal: str) -
     peer = Peer().among("ab", number=2, round=2)
     admit = peer.knock(name)
     assert (admit.slot, admit.refusal) == (None, refusal), peer.story()
-    assert not peer.peer.awaited
+    assert not peer.peer.arrivals.awaited
 
 
 def test_before_its_first_epoch_everything_is_early() -> None:

@@ -7,7 +7,8 @@ import pytest
 
 from farflung.protocol import objects, peer
 from farflung.protocol.gathering import Gathering
-from farflung.protocol.peer import Partner, PeerExchange
+from farflung.protocol.meeting import Partner
+from farflung.protocol.peer import PeerExchange
 from farflung.testing.gossip_walk import Failure, attempt, shrink, unfold, walk_gossip, walk_many_gossip
 
 QUICK = 140
@@ -61,7 +62,7 @@ def early_arrival_in_the_wrong_round(patch: Patch) -> None:
         parsed, meeting = objects.parse_offer(name), self.meeting
         return parsed is not None and meeting is not None and parsed[0] == meeting.epoch
 
-    patch(PeerExchange, "_is_now", is_now)
+    patch(PeerExchange, "is_now", is_now)
 
 
 def early_arrival_in_a_slot_in_use(patch: Patch) -> None:

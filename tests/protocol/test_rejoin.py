@@ -7,6 +7,7 @@ from torch import Tensor
 from farflung.core.merge import Segment
 from farflung.core.merge import merge as merged
 from farflung.core.vectors import gather, live_tensors
+from farflung.lab.island import VirtualIsland
 from farflung.methods import decoupled
 from farflung.protocol import objects
 from farflung.testing import World, quadratic_model
@@ -131,3 +132,27 @@ def test_the_first_delta_would_be_another_with_the_donors_work_in_it(world: Worl
     base = version_bits(world, taken["fragment"], taken["base_version"])
     assert (sent * (base - TARGETS[1])).min() > 0  # every element moved towards the joiner's own target
     assert (base < TARGETS[0]).all()  # ... which is away from the donor's
+
+
+def test_a_joiner_on_a_slow_line_finds_its_versions_however_long_it_takes() -> None:
+    """Rounds go on meanwhile, and the versions that it was told to install are old ones by then."""
+    method = decoupled(num_fragments=2, sync_every_steps=4, overlap_steps=1, lease_s=2.0)
+    world = World(method, [0.1, 0.1, 0.1], 2000)
+    joiner = world.islands[2]
+
+    def slow_s(island: VirtualIsland, direction: str, num_bytes: int) -> float:
+        return 2.5 if (island, joiner.generation) == (joiner, 2) else 0.02  # six cycles
+
+    world.transfer_s = slow_s
+    world.at(KILLED_S, joiner.kill)
+    world.at(STARTED_S, joiner.start)
+    world.run()
+    assert not world.tape.notes("start_over"), world.story()
+    (proved,) = [p for p in world.tape.notes("rejoin_proved") if p["role"] == "rejoin"]
+    records = world.tape.records
+    installed = next(
+        i for i, r in enumerate(records) if r.node == "learner-2.2" and "Installed" in str(r.data)
+    )
+    newest = {r.data["fragment"]: r.data["version"] for r in records[:installed] if r.type == "MergeDone"}
+    assert all(newest[p] > old + method.policy.versions_kept for p, old in enumerate(proved["versions"]))
+    world.syncer.validate()

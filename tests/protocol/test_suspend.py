@@ -78,3 +78,14 @@ def test_a_run_asked_to_finish_hands_everything_in() -> None:
     world.run()
     assert world.finished == "finished", world.story()
     assert world.syncer.ledger.in_flight == 0
+
+
+def test_what_the_last_merges_made_is_announced_to_nobody() -> None:
+    world = World(METHODS["decoupled"], [0.1, 0.13, 0.2], 10**6)
+    world.at(2.0, lambda: world.take(ev.StopRequested(mode="finish")))
+    world.run()
+    syncer = world.tape.of("syncer")
+    last = {(r.data["fragment"], r.data["version"]) for r in syncer if r.type == "Merge" and r.data["final"]}
+    told = [r.data["message"] for r in syncer if r.type == "Send" and r.data["message"]["type"] == "Announce"]
+    assert len(last) == 2 and told, world.story()
+    assert not last & {(m["fragment"], m["version"]) for m in told}, world.story()

@@ -11,7 +11,7 @@ from farflung.protocol import mailbox as box
 from farflung.protocol import messages as msg
 from farflung.protocol import objects
 from farflung.protocol.learner import LearnerMachine
-from farflung.protocol.peer import MAX_PARTNERS
+from farflung.protocol.meeting import MAX_PARTNERS
 from farflung.runtime.client import HubClient
 from farflung.runtime.listen import Listen
 from farflung.runtime.offers import Offers

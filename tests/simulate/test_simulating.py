@@ -4,6 +4,8 @@ import math
 
 import pytest
 
+from farflung.core.codecs import get_codec
+from farflung.core.traffic import framed_bytes
 from farflung.errors import UserError
 from farflung.simulate.cluster import Cluster, Outage
 from farflung.simulate.outcome import Estimate
@@ -60,6 +62,20 @@ def test_a_region_costs_its_share_of_the_time() -> None:
     calm = Cluster(chips=1_000_000, mtbi_s=math.inf, outages=(region,))
     outcome = simulate(Scenario(method="decoupled", learners=8, cluster=calm), QUICK)
     assert outcome.lost["outage"] == pytest.approx(1 / 11, abs=0.02)  # 1e5 of every 1.1e6 s
+
+
+@pytest.mark.parametrize("behind", [None, 1, 2, 3, 9])
+def test_a_version_is_fetched_by_increments_where_they_lead_there_and_are_fewer_bytes(
+    behind: int | None,
+) -> None:
+    options = {"sync_every_steps": 20, "codec": "int8", "downlink_codec": "int8"}
+    scenario = Scenario(
+        method="diloco", learners=4, cluster=MANY, policy=policy_of("diloco", options), links=Links(params=1e5)
+    )  # fmt: skip
+    whole, one = 400_000, get_codec("int8").size_bytes(100_000)
+    by_increments = behind is not None and behind <= scenario.rules.versions_kept
+    wanted = min(whole, behind * one) if by_increments and behind is not None else whole
+    assert scenario.down_bytes(behind) == framed_bytes(wanted)
 
 
 def test_bytes_are_those_of_the_codec() -> None:

@@ -46,7 +46,7 @@ class Settings:
     machine_steps: int = 300
     lab_scale: str = "tiny"
     lab_steps: int = 192
-    lab_repetitions: int = 3
+    lab_repetitions: int = 5
     lab_crowd: int = 256
     lab_crowd_steps: int = 40
     simulate_cells: int = 30

@@ -9,7 +9,7 @@ from farflung.lab.virtual_time import What
 from farflung.protocol import actions as act
 from farflung.protocol import events as ev
 from farflung.protocol import objects
-from farflung.protocol.peer import LATE
+from farflung.protocol.meeting import LATE
 
 if TYPE_CHECKING:
     from farflung.lab.island import VirtualIsland
@@ -122,7 +122,7 @@ class Offers:
     def take(self, object_name: str, data: bytes) -> bool:
         """Put a vector into its slot; False if it is not wanted any more."""
         island = self._island
-        place = island.machine.peer.awaited.get(object_name) if island.alive else None
+        place = island.machine.peer.arrivals.awaited.get(object_name) if island.alive else None
         if place is None:
             return False
         island.trainer.write(place, memoryview(data))

@@ -1,6 +1,6 @@
 """A choice: a method's policy on so many learners. `candidates` lists those worth a look."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
@@ -14,9 +14,15 @@ from farflung.protocol.policy import Policy
 
 METHOD_NAMES = ("decoupled", "streaming", "diloco", "sparseloco", "gasloc")
 """Whose rounds the simulator knows. sparseloco and the like have diloco's rounds, with other payloads."""
+WHOLE = "fp32"  # as downlink codec: no increments, a version goes down as it is
 STEPS = (10, 24, 30, 100)  # H; studies in docs/results have measured 10, 24, 30 and 100
 OVERLAPS = (1, 2, 5, 10)  # tau; measured there, too
-CODECS = ("fp32", "bf16", "int4")
+CODECS = (
+    ("fp32", WHOLE),
+    ("bf16", WHOLE),
+    ("int4", WHOLE),
+    ("2bit", "int4"),
+)  # of contributions, of increments
 FRAGMENTS = 24  # P where fragments travel by turns, the paper's; H where that is less
 PARTS = (1, 2, 4)  # learners of an island
 
@@ -65,6 +71,7 @@ class Choices:
 
     Attributes:
         methods, learners, quorums, steps, fragments, overlaps, codecs: M, K, H, P, tau where a number is meant.
+        downlink_codecs: of increments; WHOLE: none.
     """
 
     methods: Sequence[str] = ()
@@ -74,6 +81,7 @@ class Choices:
     fragments: Sequence[int] = ()
     overlaps: Sequence[int] = ()
     codecs: Sequence[str] = ()
+    downlink_codecs: Sequence[str] = ()
     policy: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -118,9 +126,8 @@ def _learners(setting: Setting, choices: Choices) -> list[int]:
 
 def _options(method: str, learners: int, choices: Choices) -> Iterator[dict[str, Any]]:
     """Fields of a policy; what a method has no choice of is left out."""
-    codecs = choices.codecs or (CODECS if method != "sparseloco" else ("",))
-    for H, codec in product(choices.steps or STEPS, codecs):
-        options: dict[str, Any] = {"sync_every_steps": H} | ({"codec": codec} if codec else {})
+    for H, codecs in product(choices.steps or STEPS, _codecs(method, choices)):
+        options: dict[str, Any] = {"sync_every_steps": H, **codecs}
         if method in ("diloco", "sparseloco"):
             yield from _pinned(options, choices, "num_fragments", "overlap_steps")
         elif method == "gasloc":
@@ -128,6 +135,18 @@ def _options(method: str, learners: int, choices: Choices) -> Iterator[dict[str,
                 yield from _pinned(options, choices, "num_fragments", "overlap_steps")
         else:
             yield from _overlapped(method, learners, H, options, choices)
+
+
+def _codecs(method: str, choices: Choices) -> Iterator[dict[str, str]]:
+    """Of contributions and of increments: what was asked for, else the pairs of `CODECS`."""
+    own = ("",) if method == "sparseloco" else dict.fromkeys(codec for codec, _ in CODECS)
+    pairs: Iterable[tuple[str, str]] = CODECS
+    if choices.codecs or choices.downlink_codecs or method == "sparseloco":
+        pairs = product(choices.codecs or own, choices.downlink_codecs or (WHOLE,))
+    for codec, downlink in pairs:
+        yield ({"codec": codec} if codec else {}) | (
+            {"downlink_codec": downlink} if downlink != WHOLE else {}
+        )
 
 
 def _pinned(options: dict[str, Any], choices: Choices, *fields: str) -> Iterator[dict[str, Any]]:

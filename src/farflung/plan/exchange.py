@@ -78,7 +78,7 @@ def exchange(setting: Setting, candidate: Candidate) -> Exchange:
     links = setting.partner_links(M) if gossip else setting.links(M)
     elements = -int(-setting.params // P)
     up_bytes = framed_bytes(get_codec(policy.codec).size_bytes(elements))
-    down_bytes = up_bytes if gossip else framed_bytes(FP32_BYTES * elements)
+    down_bytes = up_bytes if gossip else framed_bytes(_version_bytes(policy.downlink_codec, elements))
     up_s, down_s = links.up_s(up_bytes), links.down_s(down_bytes)
     waits = gossip or policy.pace == "lockstep"
     slow_s = setting.step_s * (1 + setting.slowest) if waits else setting.step_s
@@ -98,6 +98,11 @@ def exchange(setting: Setting, candidate: Candidate) -> Exchange:
         binds=_binds(setting, candidate, up_s, down_s),
         problem=_problem(waits, takes_s + ends_s, hidden_s, busy_s, steps_s, _patience_s(candidate)),
     )  # fmt: skip
+
+
+def _version_bytes(codec: str | None, elements: int) -> int:
+    """Of what leads a learner from a fragment's version to the next one."""
+    return FP32_BYTES * elements if codec is None else get_codec(codec).size_bytes(elements)
 
 
 def _patience_s(candidate: Candidate) -> float:

@@ -47,6 +47,13 @@ CODEC = _of("compression", "fp32", {
 })  # fmt: skip
 """Of contributions, without error feedback; four learners in lockstep, H = 24."""
 
+DOWNLINK = _of("bytes_language", "fp32 both ways", {
+    "1bit up, int4 down": (1.2, "+1.2 %"),
+    "2bit up, int4 down": (1.2, "+1.2 % (-0.8 to +4.1)"),
+    "int4 up, int4 down": (10.5, "+10.5 %"),
+})  # fmt: skip
+"""Of increments, with error feedback at the hub alone; AdamW inside, four learners in lockstep, H = 32."""
+
 DILOCO = {10: 2.081, 30: 2.128, 100: 2.124}
 GASLOC = {10: 2.128, 30: 2.140, 100: 2.132}
 """Loss by H, four learners, each method at its best momentum (gossip_local_steps)."""
@@ -135,7 +142,10 @@ def _steps(candidate: Candidate) -> str | Sequence[Measured]:
 
 
 def _codec(candidate: Candidate) -> str | Sequence[Measured]:
-    codec = candidate.policy.codec
+    codec, downlink = candidate.policy.codec, candidate.policy.downlink_codec
+    if downlink is not None:
+        both = f"{codec} up, {downlink} down"
+        return [DOWNLINK[both]] if both in DOWNLINK else f"{both}: {UNKNOWN}"
     if codec == "fp32" or candidate.method == "sparseloco":
         return ()
     return [CODEC[codec]] if codec in CODEC else f"{codec}: {UNKNOWN}"

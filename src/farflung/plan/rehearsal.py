@@ -15,7 +15,6 @@ import torch
 from farflung import tape
 from farflung.chaos.plan import Fault
 from farflung.config import RunConfig, write_config
-from farflung.core.traffic import framed_bytes
 from farflung.engine.make import make_island, slot_sizes
 from farflung.engine.trainer import Trainer
 from farflung.lab.body import LocalBody, Slots, StateSlot
@@ -27,11 +26,9 @@ from farflung.lab.task_body import task_plan
 from farflung.lab.virtual_run import VirtualRun
 from farflung.plan.past import Past
 from farflung.protocol import actions as act
-from farflung.protocol.exchange import Exchange
 from farflung.report.folder import read_folder
 from farflung.report.history import Data
 from farflung.report.summary import summary_of
-from farflung.runtime.bulk import UNSENT_BYTES
 from farflung.train.inner import ModelInner
 from farflung.train.loop import InnerLoop
 from farflung.train.shard import OwnSteps, Shard
@@ -73,8 +70,8 @@ class Rehearsal:
         tape.write_merged(self.run_dir)
         folder = read_folder(self.run_dir)
         folder.history.metrics = self._metrics
-        moved, served = self.run.bytes_moved, self.run.being_served()
-        return summary_of(folder, {"bytes_up": moved["up"], "bytes_down": moved["down"] + served})
+        moved = self.run.bytes_moved
+        return summary_of(folder, {"bytes_up": moved["up"], "bytes_down": moved["down"]})
 
     def _step_s(self, name: str) -> float:
         pace = self.past.paces[name]
@@ -106,20 +103,6 @@ class PastRun(VirtualRun):
         takes_s = self.last_merges_s.pop(0) if action.final and self.last_merges_s else self.merge_s
         work, life = self.hub.begin(action), self.syncer_lives
         self.time.after(takes_s, lambda: self._merged(life, action, work))
-
-    def being_served(self) -> int:
-        """Bytes of versions that learners had asked for when the run ended: a hub counts what it has sent.
-
-        Last merges that are done a little before the very last are announced, and nobody adopts them any more.
-        What a socket does not take at once is not sent (`farflung.runtime.bulk`).
-        """
-        found = 0
-        for island in self.islands:
-            exchange = island.machine.exchange
-            if island.alive and isinstance(exchange, Exchange):
-                asked = [p for p, line in enumerate(exchange.lines) if line.fetching is not None]
-                found += sum(min(framed_bytes(self.hub.value_size(p)), UNSENT_BYTES) for p in asked)
-        return found
 
 
 class PastFaults(LabFaults):

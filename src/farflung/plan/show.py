@@ -9,6 +9,7 @@ from rich.table import Table
 from farflung.plan.check import Figure
 from farflung.plan.judging import Judged
 from farflung.plan.setting import Setting
+from farflung.protocol.policy import Policy
 from farflung.units import KIB
 
 MINUTE_S, HOUR_S, DAY_S = 60.0, 3600.0, 86_400.0
@@ -46,11 +47,16 @@ def _row(one: Judged) -> list[str]:
     return [
         name if one.fits else f"! {name}",
         str(M) if policy.topology == "gossip" else f"{M}/{one.candidate.quorum}",
-        "/".join(map(str, shape)), policy.codec, with_spread(one.time_s.mean, one.time_s.half_width),
+        "/".join(map(str, shape)), _codecs(policy), with_spread(one.time_s.mean, one.time_s.half_width),
         f"{one.goodput.mean:.1%}" + ("" if one.simulated else " ~"),
         "" if one.breadth is None else f"{one.breadth:.1f}",
         f"{amount(one.bytes_up)} / {amount(one.bytes_down)}", one.quality.text, f"{one.limit}: {one.why}",
     ]  # fmt: skip
+
+
+def _codecs(policy: Policy) -> str:
+    """Up, and down where increments go down."""
+    return policy.codec if policy.downlink_codec is None else f"{policy.codec} / {policy.downlink_codec}"
 
 
 def notes(judged: Sequence[Judged]) -> list[str]:

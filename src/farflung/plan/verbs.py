@@ -77,6 +77,9 @@ def plan(
     fragments: Annotated[Ints, typer.Option(help="P.")] = None,
     overlap: Annotated[Ints, typer.Option(help="tau, steps.")] = None,
     codec: Annotated[list[str] | None, typer.Option(help="fp32, bf16, int8, int4, ...")] = None,
+    downlink_codec: Annotated[
+        list[str] | None, typer.Option(help="Of increments to versions; fp32: versions go down as they are.")
+    ] = None,
     max_loss: Annotated[
         float, typer.Option(help="Percent of loss that may be paid, as far as measured.")
     ] = 3.0,
@@ -106,7 +109,7 @@ def plan(
     }  # fmt: skip
     choice = {
         "methods": method, "learners": learners, "quorums": quorum, "steps": sync_every, "fragments": fragments,
-        "overlaps": overlap, "codecs": codec,
+        "overlaps": overlap, "codecs": codec, "downlink_codecs": downlink_codec,
     }  # fmt: skip
     chosen = {name: tuple(value) for name, value in choice.items() if value}
     if check is not None:

@@ -364,7 +364,8 @@ class Admission:
             self.hub.send(member, msg.Stop(reason="reset"))
             self.hub.lose(member, f"wrong bits after installation: not {wrong}")
             return
-        member.state, member.expected = "training", None
+        member.state = "training"
+        self.installation_over(member)
         member.held = list(got.versions)
         member.life = Life(member.incarnation, got.step, [None] * self.policy.num_fragments)
         member.last_boundary_s = self.hub.now
@@ -373,6 +374,13 @@ class Admission:
         for fragment, version in enumerate(self.hub.merging.versions):
             if version > member.held[fragment]:
                 self.hub.merging.announce(member, fragment)
+
+    def installation_over(self, member: Member) -> None:
+        """What was kept for this joiner may go."""
+        if member.expected is not None:
+            member.expected = None
+            for fragment in range(self.policy.num_fragments):
+                self.hub.merging.retire(fragment)
 
     def _note_own_state(self, member: Member, want: Expected, got: msg.Installed) -> None:
         """A rejoin of a method with own state: whether the learner's went on, or why it begins at zero."""
@@ -414,6 +422,7 @@ class Admission:
         self.hub.lose(member, reason)
 
     def member_lost(self, member: Member) -> None:
+        self.installation_over(member)
         self.tried.pop(member.name, None)
         if self.seeder == member.name and self.hub.phase == "birth":
             self.seeder = None

@@ -147,5 +147,6 @@ class Ending:
 
     def _dismiss(self, member: Member, reason: str) -> None:
         self.hub.send(member, msg.Stop(reason=reason))
+        self.hub.admission.installation_over(member)
         if reason == "finished":
             member.state = "gone"

@@ -99,9 +99,9 @@ class LearnerMachine:
             ev.StateFetchFailed: self._state_fetch_failed,
             ev.Uploaded: self._uploaded,
             ev.UploadFailed: self._upload_failed,
-            ev.Arrived: lambda event: self.peer.arrived(event),
-            ev.Knocked: lambda event: self.peer.knocked(event),
-            ev.RelayFailed: lambda event: self.peer.relay_failed(event.object, event.reason),
+            ev.Arrived: lambda event: self.peer.arrivals.arrived(event),
+            ev.Knocked: lambda event: self.peer.arrivals.knocked(event),
+            ev.RelayFailed: lambda event: self.peer.arrivals.relay_failed(event.object, event.reason),
         }
         self._messages: dict[type, Callable[[Any], None]] = {
             msg.Refused: self._refused,
@@ -118,7 +118,7 @@ class LearnerMachine:
             msg.Suspend: self._suspend,
             msg.Stop: self._stop,
             msg.Epoch: lambda message: self.peer.told(message),
-            msg.Relay: lambda message: self.peer.relay(message),
+            msg.Relay: lambda message: self.peer.arrivals.relay(message),
             msg.Relayed: lambda message: self.peer.relayed(message),
         }
         self._reports: dict[type, Callable[[Any], None]] = {
@@ -130,7 +130,7 @@ class LearnerMachine:
             box.SaveDone: self._save_done,
             box.KeepFailed: lambda report: self.note("keep_failed", reason=report.reason),
             box.Ended: self._ended,
-            box.Shown: lambda report: self.peer.show(report),
+            box.Shown: lambda report: self.peer.showing.show(report),
         }
 
     def header(self) -> dict[str, Any]:

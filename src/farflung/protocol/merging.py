@@ -49,7 +49,7 @@ class Merging:
         for fragment, kept in enumerate(self.kept):
             assert kept == sorted(set(kept)), f"fragment {fragment}: versions {kept} are not growing"
             assert not kept or kept[-1] == self.versions[fragment]
-            assert len(kept) <= self.policy.versions_kept
+            assert len([v for v in kept if v not in self._installing(fragment)]) <= self.policy.versions_kept
         for fragment, round in self.rounds.open.items():
             assert round.fragment == fragment
             for name, arrived in round.arrived.items():
@@ -127,7 +127,7 @@ class Merging:
     def adopted(self, member: Member, fragment: int, version: int) -> None:
         member.held[fragment] = version
         self.hub.ledger.adopted(member.name, fragment)
-        self._retire(fragment)
+        self.retire(fragment)
 
     def holding(self, learner: str) -> set[tuple[int, int]]:
         """(fragment, round) of this learner's contributions that lie in open rounds."""
@@ -310,9 +310,10 @@ class Merging:
         for name in sorted(round.arrived):
             self._settle_merged(round, round.arrived[name], event)
         self._note_merged(round, event)
-        for member in self.hub.membership.present():
-            self.announce(member, p)
-        self._retire(p)
+        if not round.final:  # of the last merge nobody makes use any more
+            for member in self.hub.membership.present():
+                self.announce(member, p)
+        self.retire(p)
         self.open_due()
         self.hub.ending.review()
 
@@ -368,18 +369,28 @@ class Merging:
             ),
         )  # fmt: skip
 
-    def _retire(self, fragment: int) -> None:
-        """Let go of versions that are nobody's base any more, and of all but the newest tau + 2."""
+    def retire(self, fragment: int) -> None:
+        """Let go of versions that are nobody's base any more, and of all but the newest tau + 2.
+
+        What a joiner is to install stays: else a joiner on a slow line would begin again and again.
+        """
         present = self.hub.membership.present()
         holders = [m.held[fragment] for m in present if m.announced[fragment] >= 0]
         round = self.rounds.open.get(fragment)
         lying = [] if round is None else [a.base_version for a in round.arrived.values()]
         oldest = min([*holders, *lying, self.versions[fragment]])
-        kept = self.kept[fragment]
-        while kept and (kept[0] < oldest or len(kept) > self.policy.versions_kept):
-            version = kept.pop(0)
+        kept, installing = self.kept[fragment], self._installing(fragment)
+        left = [version for version in kept if version not in installing]
+        while left and (left[0] < oldest or len(left) > self.policy.versions_kept):
+            version = left.pop(0)
+            kept.remove(version)
             self.digests.pop((fragment, version), None)
             self.hub.emit(act.Retire(fragment=fragment, version=version))
+
+    def _installing(self, fragment: int) -> set[int]:
+        """Versions that joiners are fetching, to begin with."""
+        present = self.hub.membership.present()
+        return {m.expected.versions[fragment] for m in present if m.expected is not None}
 
     # ---- ending --------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from farflung.core import traffic
 from farflung.core.traffic import NOTHING, Load, fewer, framed_bytes
 from farflung.protocol.byte_table import ByteTable, Row
-from farflung.protocol.peer import MAX_PARTNERS
+from farflung.protocol.meeting import MAX_PARTNERS
 from farflung.report.history import Data, FragmentBytes, History
 
 LEARNERS = (2, 4, 8, 16, 64)

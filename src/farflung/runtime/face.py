@@ -28,8 +28,8 @@ from farflung.ipc.arena import Arena
 from farflung.ipc.channel import PeerGone
 from farflung.methods import Method
 from farflung.protocol import mailbox as box
+from farflung.protocol.meeting import MAX_PARTNERS
 from farflung.protocol.own_state import MISSING, OwnState
-from farflung.protocol.peer import MAX_PARTNERS
 from farflung.recipe import LEARNER_NAME
 from farflung.runtime import listen as listening
 from farflung.runtime import ownfile, savefile

@@ -16,7 +16,7 @@ from farflung.errors import UserError
 from farflung.protocol import actions as act
 from farflung.protocol import events as ev
 from farflung.protocol import objects
-from farflung.protocol.peer import STRANGER
+from farflung.protocol.meeting import STRANGER
 from farflung.runtime import faulty
 from farflung.runtime.client import DIAL_PARTNER_S, HubClient
 from farflung.runtime.listen import may_dial, open_socket

@@ -21,7 +21,7 @@ from farflung.protocol import actions as act
 from farflung.protocol import events as ev
 from farflung.protocol import messages as msg
 from farflung.protocol import objects
-from farflung.protocol.peer import MAX_PARTNERS
+from farflung.protocol.meeting import MAX_PARTNERS
 from farflung.protocol.syncer import SyncerMachine
 from farflung.recipe import LEARNER_NAME
 from farflung.recorder import Recorder

@@ -94,7 +94,7 @@ class HubRun:
     ) -> None:  # fmt: skip
         self.scenario, self.policy, self.horizon_s = scenario, scenario.rules, horizon_s
         self.agenda, self.links = Agenda(), scenario.links
-        self.up_bytes, self.down_bytes = scenario.up_bytes, scenario.down_bytes
+        self.up_bytes = scenario.up_bytes
         self.tally = Tally(horizon_s)
         factors = speeds or [1.0] * scenario.learners
         means = [s * f for s, f in zip(scenario.step_times_s(), factors, strict=True)]
@@ -150,7 +150,7 @@ class HubRun:
             learner.step = joiner_step(learner.held, self.policy.sync_every_steps, self.policy.overlap_steps)
         learner.adopted_step = [learner.step] * self.policy.num_fragments
         learner.taken_step = [learner.step] * self.policy.num_fragments
-        self.tally.bytes_down += self.down_bytes * self.policy.num_fragments
+        self.tally.bytes_down += self.scenario.down_bytes() * self.policy.num_fragments
         self._limit(learner, self.hub.rounds.syncer_step)
         learner.stands = True
         self._turn(learner)
@@ -277,8 +277,9 @@ class HubRun:
             return
         learner.fetching.add(p)
         version, life, now = learner.newest[p], learner.life, self.agenda.now
-        learner.down_free_s = max(now, learner.down_free_s) + self.links.down_s(self.down_bytes)
-        self.tally.bytes_down += self.down_bytes
+        num_bytes = self.scenario.down_bytes(version - learner.held[p])
+        learner.down_free_s = max(now, learner.down_free_s) + self.links.down_s(num_bytes)
+        self.tally.bytes_down += num_bytes
 
         def fetched() -> None:
             if life != learner.life:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
 from farflung.core.codecs import get_codec
+from farflung.core.traffic import FP32_BYTES, framed_bytes
 from farflung.errors import UserError, did_you_mean
 from farflung.methods import METHODS
 from farflung.protocol.policy import Policy
@@ -12,7 +13,6 @@ from farflung.simulate.cluster import Cluster, require
 
 MethodName = Literal["data_parallel", "diloco", "streaming", "decoupled", "gasloc"]
 METHOD_NAMES: tuple[str, ...] = get_args(MethodName)
-FP32_BYTES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,16 +131,24 @@ class Scenario:
 
     @property
     def up_bytes(self) -> int:
-        """Of one contribution: a fragment as its codec packs it."""
-        return get_codec(self.rules.codec).size_bytes(self._elements) if self.links.params else 0
+        """Of one contribution: a fragment as its codec packs it, in its frames."""
+        return framed_bytes(get_codec(self.rules.codec).size_bytes(self.elements)) if self.elements else 0
+
+    def down_bytes(self, behind: int | None = None) -> int:
+        """Of a fragment's newest version, in its frames.
+
+        Args:
+            behind: versions from the learner's own to it: increments lead there, if the method has them and they
+                are fewer bytes; None: the learner has no version, and fetches fp32 state.
+        """
+        num_bytes, codec = FP32_BYTES * self.elements, self.rules.downlink_codec
+        if codec is not None and behind is not None and behind <= self.rules.versions_kept:
+            num_bytes = min(num_bytes, behind * get_codec(codec).size_bytes(self.elements))
+        return framed_bytes(num_bytes) if num_bytes else 0
 
     @property
-    def down_bytes(self) -> int:
-        """Of one version of a fragment: fp32 state."""
-        return FP32_BYTES * self._elements
-
-    @property
-    def _elements(self) -> int:
+    def elements(self) -> int:
+        """Of one fragment."""
         return math.ceil(self.links.params / self.rules.num_fragments)
 
 

@@ -69,6 +69,9 @@ def simulate(
     ] = None,
     grace_gamma: Annotated[float | None, typer.Option(help="Share of the slack that grace may use.")] = None,
     codec: Annotated[str | None, typer.Option(help="fp32, bf16, int8, int4, 2bit or 1bit.")] = None,
+    downlink_codec: Annotated[
+        str | None, typer.Option(help="Of increments to versions; without: fp32 state goes down.")
+    ] = None,
     step_s: Annotated[float, typer.Option(help="Seconds of a step.")] = 1.0,
     slowest: Annotated[
         float, typer.Option(help="How much longer one learner's step takes; 0.18: 18 % slower.")
@@ -133,6 +136,7 @@ def simulate(
     options = {
         "quorum": quorum, "num_fragments": fragments, "sync_every_steps": sync_every, "overlap_steps": overlap,
         "max_lead_steps": max_lead, "grace_gamma": grace_gamma, "codec": codec,
+        "downlink_codec": downlink_codec,
     }  # fmt: skip
     given = {name: value for name, value in options.items() if value is not None}
     if method == "data_parallel" and given:
