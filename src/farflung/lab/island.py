@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from farflung.engine.own_state import own_names
 from farflung.lab.body import Body
+from farflung.lab.in_flight import InFlight
 from farflung.lab.offers import Offers
 from farflung.lab.trouble import LinkTrouble
 from farflung.lab.virtual_time import Timers, What
@@ -20,6 +21,12 @@ if TYPE_CHECKING:
 
 RECONNECT_S = 0.2  # from a lost link to the next attempt
 RETRY_S = 0.1  # an upload without a link
+
+
+def download_name(action: act.Fetch) -> str:
+    """The object that leads to a version."""
+    p, base, version = action.fragment, action.base_version, action.version
+    return objects.fragment(p, version) if base is None else objects.increments(p, base, version)
 
 
 class VirtualIsland:
@@ -59,6 +66,7 @@ class VirtualIsland:
         self.alive, self.busy, self.finished = True, False, None
         self._frozen_until_s, self._backlog, self._stood_s = None, [], 0.0
         self.cancelled: set[str] = set()
+        self.in_flight = {"up": InFlight(), "down": InFlight()}
         self._fetching: dict[int, act.Fetch] = {}  # the newest download of each fragment
         self._posted = False
         generation = self.generation
@@ -82,6 +90,9 @@ class VirtualIsland:
     def kill(self) -> None:
         """The process and its sidecar are gone; the syncer sees the connection close."""
         self.alive = False
+        for direction, line in self.in_flight.items():
+            for name, num_bytes in line.end_all(self.run.now).items():
+                self.run.count(self, direction, name, num_bytes)
         self._hang_up()
 
     def cut(self) -> None:
@@ -169,17 +180,20 @@ class VirtualIsland:
                 self._posted = True
                 self.later(0.0, self._turn)
             case act.Fetch():
+                if (older := self._fetching.get(action.fragment)) is not None:
+                    self._given_up("down", download_name(older))
                 self._fetching[action.fragment] = action
-                delay_s = self.run.bulk_s(self, "down", self._download_size(action))
-                self.later(delay_s, lambda: self._fetch(action))
+                name, num_bytes = download_name(action), self._download_size(action)
+                self._bulk("down", name, num_bytes, lambda: self._fetch(action))
             case act.FetchState():
-                delay_s = self.run.bulk_s(self, "down", action.num_bytes)
-                self.later(delay_s, lambda: self._fetch_state(action))
+                name = objects.state(action.transfer)
+                self._bulk("down", name, action.num_bytes, lambda: self._fetch_state(action))
             case act.Upload():
                 self.cancelled.discard(action.object)
-                self.later(self.run.bulk_s(self, "up", action.num_bytes), lambda: self._upload(action))
+                self._bulk("up", action.object, action.num_bytes, lambda: self._upload(action))
             case act.CancelUpload():
                 self.cancelled.add(action.object)
+                self._given_up("up", action.object)
                 self.offers.cancel(action.object)
             case act.Offer():
                 self.cancelled.discard(action.object)
@@ -211,6 +225,23 @@ class VirtualIsland:
 
     # ---- bulk ----------------------------------------------------------------------------------------
 
+    def _bulk(self, direction: str, name: str, num_bytes: int, what: What) -> None:
+        """An object sets out; `what` when it has arrived."""
+        takes_s = self.run.bulk_s(self, direction, num_bytes)
+        self.in_flight[direction].begin(name, num_bytes, self.run.now, takes_s)
+        self.later(takes_s, what)
+
+    def _passed(self, direction: str, name: str, num_bytes: int) -> None:
+        """All of an object is there."""
+        self.in_flight[direction].end(name, self.run.now)
+        self.run.count(self, direction, name, num_bytes)
+
+    def _given_up(self, direction: str, name: str) -> None:
+        """An object that may be on its way is not wanted any more: what has passed of it is counted."""
+        passed = self.in_flight[direction].end(name, self.run.now)
+        if passed:
+            self.run.count(self, direction, name, passed)
+
     def _again(self, direction: str, num_bytes: int, what: What) -> bool:
         """Whether a transfer is tried again: nobody answers, or its checksum was wrong."""
         if not self.run.reachable(self):
@@ -231,10 +262,10 @@ class VirtualIsland:
         try:
             value = hub.value_bytes(p, version) if base is None else hub.increment_bytes(p, base, version)
         except KeyError:
+            self._given_up("down", download_name(action))
             self.feed(ev.FetchFailed(fragment=p, version=version, reason="gone", gone=True))
             return
-        named = objects.fragment(p, version) if base is None else objects.increments(p, base, version)
-        self.run.count(self, "down", named, len(value))
+        self._passed("down", download_name(action), len(value))
         self.trainer.write(p, value)
         self.feed(ev.Fetched(fragment=p, version=version))
 
@@ -251,7 +282,7 @@ class VirtualIsland:
         if state is None:
             self.feed(ev.StateFetchFailed(transfer=action.transfer, reason="gone"))
             return
-        self.run.count(self, "down", objects.state(action.transfer), len(state))
+        self._passed("down", objects.state(action.transfer), len(state))
         self.trainer.put_state(state)
         self.feed(ev.StateFetched(transfer=action.transfer))
 
@@ -267,7 +298,7 @@ class VirtualIsland:
             data = self.trainer.get_state()
         else:
             data = self.trainer.read(action.fragment, action.seed)[: action.num_bytes]
-        self.run.count(self, "up", action.object, len(data))
+        self._passed("up", action.object, len(data))
         self.run.keep(action.object, data)
         self.feed(ev.Uploaded(object=action.object))
 

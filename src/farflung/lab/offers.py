@@ -54,16 +54,19 @@ class Offers:
 
         def send() -> None:
             took_s = run.pair_bulk_s(action.object, island, partner, len(data))
+            island.in_flight["up"].begin(action.object, len(data), run.now, took_s)
             island.later(took_s, lambda: partner.when_awake(arrive))
 
         def cut() -> None:
             """The partner lets go of it."""
+            self._passed(action.object, partner)
             run.release(action.object, island, partner)
             self._fail(action.object, LATE, LATE, latency_s)
 
         def arrive() -> None:
             if partner.offers.incoming.pop(action.object, None) is None or action.object in island.cancelled:
                 return
+            self._passed(action.object, partner)
             run.release(action.object, island, partner)
             if not self._reaches(partner):
                 self._fail(action.object, "unreachable", "", latency_s)
@@ -72,8 +75,6 @@ class Offers:
                 partner.offers.incoming[action.object] = cut
                 send()
                 return
-            run.count(island, "up", action.object, len(data))
-            run.count(partner, "down", action.object, len(data))
             if partner.offers.take(action.object, data):
                 island.later(latency_s, acknowledged)
             else:
@@ -93,7 +94,16 @@ class Offers:
         if offer is not None:
             partner = self._island.run.island(offer[3])
             partner.offers.incoming.pop(object_name, None)
+            self._passed(object_name, partner)
             self._island.run.release(object_name, self._island, partner)
+
+    def _passed(self, object_name: str, partner: VirtualIsland) -> None:
+        """It has arrived, or is given up: what has passed of it is counted at both ends."""
+        island = self._island
+        passed = island.in_flight["up"].end(object_name, island.run.now)
+        if passed:
+            island.run.count(island, "up", object_name, passed)
+            island.run.count(partner, "down", object_name, passed)
 
     def _reaches(self, partner: VirtualIsland) -> bool:
         run, island = self._island.run, self._island
