@@ -184,15 +184,15 @@ def cell(case: str, name: str, pairs: list[list[float]], broken: list[str]) -> s
 
 
 TAIL = """
-`round_interval_s`: median from one merge to the next; gossip: from a learner's round to its next. `round_s`: median
-from a round's opening to its merge; gossip has none. `merges`, `breadth` and `uptime` are not promised. With K = 1 a
-few milliseconds decide who is first in a round and who comes within its grace: a prediction does not know at which
-moments learners' steps end, so breadth is off by up to half a learner, and a round's length by some milliseconds.
-A run may end with one round more or less (sparseloco, run 3).
+`round_interval_s`: median from one merge to the next; gossip: from a learner's round to its next. `round_s`:
+median from a round's opening to its merge; gossip has none. `merges`, `breadth` and `uptime` are not promised.
+With K = 1 a few milliseconds decide who is first in a round and who comes within its grace: a prediction does
+not know at which moments learners' steps end, so breadth is off by up to half a learner, and a round's length by
+some milliseconds. A run may end with one round more or less (sparseloco, run 3).
 
-An earlier series on the same machine with four to nine processes for each core, where starting a learner took up to
-50 s and an object up to 0.1 s beside its line, gave medians within 0.8 % of bytes, 2.3 % of goodput and 3.4 % of
-`round_interval_s`; `round_s` was up to 26 % off there, with a spread of 89 %.
+An earlier series on the same machine with four to nine processes for each core, where starting a learner took up
+to 50 s and an object up to 0.1 s beside its line, gave medians within 0.8 % of bytes, 2.3 % of goodput and 3.4 %
+of `round_interval_s`; `round_s` was up to 26 % off there, with a spread of 89 %.
 
 Runs: `prediction.json`. Made by `python -m studies.prediction`; do not edit.
 """
