@@ -343,3 +343,22 @@ def test_many_incarnations_leave_no_fates_behind() -> None:
         desk.join("a")
         desk.install("a")
     assert len(desk.machine.merging.fates) <= 2 * 3, desk.story()
+
+
+# ---- breadth ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("others", "alarms"), [((), []), (("b",), ["narrow_merges"])])
+def test_merges_of_one_learners_work_while_others_are_there_raise_one_alarm(
+    others: tuple[str, ...], alarms: list[str]
+) -> None:
+    desk = Desk("a", *others, num_fragments=1, quorum=1)
+    for version in range(12):
+        for name in desk.lines:
+            desk.boundary(name, adopted=[(0, version)] if version else [])
+        while desk.open_round(0) is None:
+            desk.now += 0.5
+            desk.boundary("a")
+            desk.take(ev.TimerFired(name="open"))
+        desk.merged(desk.round("a"))
+    assert [note["what"] for note in notes(desk.actions, "alarm")] == alarms, desk.story()
