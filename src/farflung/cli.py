@@ -327,7 +327,7 @@ def serve(
 
     outcome = asyncio.run(serve_run(config, run_dir, token, ready=ready))
     results = json.loads((run_dir / SYNCER).read_bytes())
-    close_run(run_dir, {**results, "outcome": outcome, "kills": 0, "wall_s": config.clock()})
+    close_run(run_dir, {**results, "outcome": outcome, "wall_s": config.clock()})
     model = run_dir / tape.MODEL
     print(f"{outcome}: {model}" if model.exists() else f"{outcome}: nobody trained")
     print(f"report: {run_dir / tape.REPORT}")

@@ -24,9 +24,7 @@ RETRY_S = 0.1  # an upload without a link
 
 
 def download_name(action: act.Fetch) -> str:
-    """The object that leads to a version."""
-    p, base, version = action.fragment, action.base_version, action.version
-    return objects.fragment(p, version) if base is None else objects.increments(p, base, version)
+    return objects.download(action.fragment, action.version, action.base_version)
 
 
 class VirtualIsland:

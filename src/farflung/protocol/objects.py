@@ -20,6 +20,13 @@ def increments(index: int, base_version: int, version: int) -> str:
     return f"increments.{index}.{base_version}.{version}"
 
 
+def download(index: int, version: int, base_version: int | None) -> str:
+    """What a learner fetches to get to a version: the whole, or what leads there from its own."""
+    if base_version is None:
+        return fragment(index, version)
+    return increments(index, base_version, version)
+
+
 def seed(learner: str, incarnation: int, index: int) -> str:
     return f"seed.{learner}.{incarnation}.{index}"
 

@@ -62,7 +62,6 @@ class Supervisor:
         self.config, self.run_dir, self.resume, self._show = config, run_dir, resume, show
         self.token = new_token()
         self.url = ""
-        self.kills = 0
         self.interrupted = False
         self.evals: list[dict[str, Any]] = []
         self._syncer: Child | None = None
@@ -275,7 +274,6 @@ class Supervisor:
         self._evaluated.set()
 
     def _record_fault(self, kind: str, **details: Any) -> None:
-        self.kills += details["fault"] == "kill"
         self._record(kind, **details)
         self._note(f"fault: {details['fault']} {details['target']}")
 
@@ -368,11 +366,11 @@ async def resume_run(
 
 
 def results(run_dir: Path, supervisor: Supervisor, outcome: str) -> dict[str, Any]:
-    """What the logs of a run cannot know: byte counts, digest, kills, how it ended."""
+    """What the logs of a run cannot know: byte counts, digest, how it ended."""
     found: dict[str, Any] = {}
     with contextlib.suppress(OSError, ValueError):
         found = json.loads((run_dir / SYNCER).read_bytes())
-    return {**found, "outcome": outcome, "kills": supervisor.kills, "wall_s": supervisor.config.clock()}
+    return {**found, "outcome": outcome, "wall_s": supervisor.config.clock()}
 
 
 def discard(run_dir: Path) -> None:

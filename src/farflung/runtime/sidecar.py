@@ -207,12 +207,9 @@ class Sidecar:
 
     async def _fetch(self, action: act.Fetch) -> None:
         p, version = action.fragment, action.version
-        name, slot = objects.fragment(p, version), self._downlink.slot(p)
-        if (base := action.base_version) is not None:
-            name = objects.increments(p, base, version)
-            slot = slot[
-                : (version - base) * self.config.increment_sizes[p]
-            ]  # the hub sends none that are larger
+        name, slot = objects.download(p, version, action.base_version), self._downlink.slot(p)
+        if action.base_version is not None:  # the hub sends no increments that are larger than the whole
+            slot = slot[: (version - action.base_version) * self.config.increment_sizes[p]]
         try:
             await self._client.get_object(name, slot)
         except (Gone, Refused) as error:
