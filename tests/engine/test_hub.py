@@ -49,6 +49,22 @@ def merge(hub: HubState, *deltas: Tensor, bases: list[int] | None = None, final:
     return hub.merge(Merge(fragment=0, version=version, parts=parts, final=final))
 
 
+def test_a_part_is_cut_down_before_it_is_anchored_and_merged() -> None:
+    method = one_fragment(outer="nesterov", anchor="present")
+    cut, wanted = hub_of(method), hub_of(method)
+    big, small, late = torch.randn(N), torch.randn(N), torch.randn(N)
+    for hub, given in ((cut, 4 * big), (wanted, big)):
+        merge(hub, small)
+        hub.receive("late", 0, raw(late))
+        hub.receive("big", 0, raw(given))
+        parts = [
+            Part(object="late", learner="a", base_version=0, weight=0.5),
+            Part(object="big", learner="b", base_version=0, weight=0.5, scale=0.25 if hub is cut else None),
+        ]
+        hub.merge(Merge(fragment=0, version=2, parts=parts))
+    assert torch.equal(value(cut, 2), value(wanted, 2))
+
+
 SGD1 = {"outer": "sgd", "outer_lr": 1.0, "outer_momentum": 0.0}
 
 

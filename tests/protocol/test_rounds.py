@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -180,6 +181,18 @@ def test_a_contribution_without_weight_is_left_out() -> None:
     _, round = opened()
     round.arrived = {"a": arrived("a", tokens=0), "b": arrived("b")}
     assert [p.learner for p in round.parts("tokens")] == ["b"]
+
+
+def test_parts_are_cut_to_the_median_norm_of_those_that_count() -> None:
+    _, round = opened()
+    norms = {"a": 2.0, "b": 1.0, "c": 8.0, "d": 99.0}
+    round.arrived = {n: replace(arrived(n, tokens=0 if n == "d" else 1), norm=x) for n, x in norms.items()}
+    assert [(p.learner, p.scale) for p in round.parts("tokens", clip=True)] == [
+        ("a", None),
+        ("b", None),
+        ("c", 0.25),
+    ]
+    assert [p.scale for p in round.parts("tokens")] == [None] * 3
 
 
 def test_a_round_of_weightless_contributions_has_no_parts() -> None:

@@ -362,3 +362,24 @@ def test_merges_of_one_learners_work_while_others_are_there_raise_one_alarm(
             desk.take(ev.TimerFired(name="open"))
         desk.merged(desk.round("a"))
     assert [note["what"] for note in notes(desk.actions, "alarm")] == alarms, desk.story()
+
+
+# ---- size ------------------------------------------------------------------------------------------------
+
+
+def test_who_is_larger_than_the_median_is_cut_down_and_named_but_not_in_the_last_average() -> None:
+    desk = with_open_round(quorum=3, clip="median")
+    norms = {"a": 1.0, "b": 2.0, "c": 8.0}
+    actions = [a for name, norm in norms.items() for a in desk.contribute(name, 1, norm=norm)]
+    (merge,) = of(actions, act.Merge)
+    assert [part.scale for part in merge.parts] == [None, None, 0.25], desk.story()
+    assert notes(actions, "clipped") == [{"fragment": 0, "version": 1, "scales": {"c": 0.25}}]
+    desk.merged(merge)
+    desk.take(ev.StopRequested(mode="finish"))
+    (finish,) = {tuple(m.rounds) for name in desk.lines for m in desk.heard(name, msg.Finish)}
+    for name, norm in norms.items():
+        for p, number in enumerate(finish):
+            desk.send(name, number, p, base=desk.machine.merging.versions[p], norm=norm)
+    actions = [a for name in desk.lines for a in desk.say(name, msg.HandedIn())]
+    last = of(actions, act.Merge)
+    assert len(last) == 2 and all(part.scale is None for merge in last for part in merge.parts), desk.story()

@@ -33,6 +33,7 @@ PROMISED = [
     "rejoins_zero_state",
     "zero_state_reasons",
     "refused",
+    "clipped",
     "merges",
     "mean_merge_breadth",
     "largest_merge_gap_s",

@@ -139,10 +139,11 @@ class HubState:
     def merge(self, action: Merge) -> Merged:
         """Make the next version: ``Delta = Merge(deltas, weights)``, ``Theta <- Outer(Theta, Delta)``.
 
-        Deltas are anchored first (``anchor = "present"``: plus ``Theta_present - Theta_base``). Every tensor
-        is merged by its own rule; buffers get the weighted mean, counters the maximum. A final merge under
-        ``final = "average"`` is a plain weighted average that leaves the outer state alone. Without parts, or
-        with a result that is not finite, the new version repeats the present value and the outer state stays.
+        Deltas are cut down by their part's scale, then anchored (``anchor = "present"``: plus
+        ``Theta_present - Theta_base``). Every tensor is merged by its own rule; buffers get the weighted mean,
+        counters the maximum. A final merge under ``final = "average"`` is a plain weighted average that leaves
+        the outer state alone. Without parts, or with a result that is not finite, the new version repeats the
+        present value and the outer state stays.
         The contributions are freed.
 
         Raises:

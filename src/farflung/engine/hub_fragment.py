@@ -180,6 +180,9 @@ class HubFragment:
     ) -> MergeResult:
         """Parameters by the outer step, outer state into ``spare``, buffers and counters by their rules."""
         parts, weights = [part for part, _ in work], [part.weight for part in action.parts]
+        for given, asked in zip(parts, action.parts, strict=True):
+            if asked.scale is not None:
+                given.params.mul_(asked.scale)
         if self._method.policy.anchor == "present":
             for part, base in work:
                 _reanchor(part.params, present, base)

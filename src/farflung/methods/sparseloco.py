@@ -22,7 +22,8 @@ def sparseloco(**overrides: Any) -> Method:
     wide, and positions 12: 64 x 14 bits against 4096 x 32 is 146.29x, less the bin means. The paper shares
     these in a tensor; here 256 values do (144x); ``top64-2bitx4096-12bit`` shares them in 4096 (146x).
 
-    Not built in: clipping each learner to the median norm (Covenant-72B). A payload that is not finite is refused.
+    ``clip = "median"`` cuts each learner to the median norm of its round, as Covenant-72B does; the default is
+    not to. A payload that is not finite is refused.
 
     Args:
         **overrides: fields of `farflung.protocol.policy.Policy`; `buffer_decay` is beta.

@@ -38,13 +38,14 @@ class HangUp(Action, frozen=True):
     connection: int
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
+class Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One contribution of a merge; parts come in sorted learner order."""
 
     object: str
     learner: str
     base_version: int
     weight: float  # normalised: the weights of a merge sum to 1
+    scale: float | None = None  # the contribution is cut down by this, before it is anchored
 
 
 class CommitSeed(Action, frozen=True):

@@ -173,7 +173,7 @@ class Merging:
         member.non_finite[p] = 0
         arrived = Arrived(
             object_name, member.name, member.incarnation, message.base_version,
-            message.steps, message.tokens, message.sync_s,
+            message.steps, message.tokens, message.sync_s, event.norm or 0.0,
         )  # fmt: skip
         step_s = self.step_s() if round.quorum_s is None else 0.0  # for the grace window, set at the quorum
         self.rounds.arrive(round, arrived, self.hub.now, self._needed(round), step_s)
@@ -289,14 +289,12 @@ class Merging:
 
     def close(self, round: Round) -> None:
         round.merging = True
-        self.hub.emit(
-            act.Merge(
-                fragment=round.fragment,
-                version=self.versions[round.fragment] + 1,
-                parts=round.parts(self.policy.weighting),
-                final=round.final and self.policy.final == "average",
-            )
-        )
+        final = round.final and self.policy.final == "average"
+        parts = round.parts(self.policy.weighting, clip=self.policy.clip == "median" and not final)
+        version = self.versions[round.fragment] + 1
+        if cut := {part.learner: part.scale for part in parts if part.scale is not None}:
+            self.hub.note("clipped", fragment=round.fragment, version=version, scales=cut)
+        self.hub.emit(act.Merge(fragment=round.fragment, version=version, parts=parts, final=final))
 
     def merge_done(self, event: ev.MergeDone) -> None:
         p = event.fragment

@@ -31,6 +31,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     weighting: str = "tokens"
     merge: str = "rda"
     merge_embedding: str = "avg"
+    clip: Literal["median"] | None = None  # cut each contribution to the median norm of its merge
     anchor: Anchor = "present"
     adoption: Adoption = "overwrite"
     mix_alpha: float = 0.0  # share of the learner's own value that adoption "mix" keeps
@@ -84,8 +85,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         _require(0 <= tau <= H, "overlap_steps", tau, f"in 0..{H}, the steps of a round")
         _require(0 <= self.mixing < inf, "mixing", self.mixing, "at least 0")
         _require(self.gathers >= 0, "gathers", self.gathers, "at least 0")
-        if self.downlink_codec is not None:
-            raise ValueError("downlink_codec has no effect with topology = 'gossip'")
+        for field in ("downlink_codec", "clip"):
+            if getattr(self, field) is not None:
+                raise ValueError(f"{field} has no effect with topology = 'gossip'")
         wait_s = self.exchange_s
         _require(wait_s is None or 0 < wait_s < inf, "exchange_s", wait_s, "above 0, in seconds, or absent")
         for learner, steps in self.local_steps.items():
@@ -128,7 +130,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 GOSSIP_FIELDS = ("matching", "mixing", "momentum_on", "local_steps", "exchange_s", "gathers")
 BUFFER_FIELDS = ("buffer_decay", "reduce", "dense_every_rounds")
-OPTIONAL_FIELDS = (*BUFFER_FIELDS, "downlink_codec")
+OPTIONAL_FIELDS = (*BUFFER_FIELDS, "downlink_codec", "clip")
 _DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(Policy)} | {"local_steps": {}}
 
 

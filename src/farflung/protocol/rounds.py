@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from farflung.core import quorum, schedule
+from farflung.core.clip import to_median
 from farflung.core.quorum import Decision, Ema
 from farflung.core.weighting import WEIGHTINGS, normalise
 from farflung.protocol.actions import Part
@@ -29,6 +30,7 @@ class Arrived:
     steps: int
     tokens: int
     sync_s: float  # from snapshot to acknowledgement
+    norm: float = 0.0  # Euclidean, of the decoded payload
 
 
 @dataclass
@@ -49,16 +51,23 @@ class Round:
     def __post_init__(self) -> None:
         self.noted_s = self.opened_s
 
-    def parts(self, weighting: str) -> list[Part]:
-        """Contributions in sorted learner order with normalised weights; those of weight 0 are left out."""
+    def parts(self, weighting: str, clip: bool = False) -> list[Part]:
+        """Contributions in sorted learner order with normalised weights; those of weight 0 are left out.
+
+        Args:
+            weighting: a name in `farflung.core.weighting`.
+            clip: cut each to the median norm.
+        """
         weigh = WEIGHTINGS[weighting]
         ordered = [self.arrived[name] for name in sorted(self.arrived)]
         weights = [weigh(a.tokens, a.steps) for a in ordered]
         kept = [(a, w) for a, w in zip(ordered, weights, strict=True) if w > 0]
         shares = normalise([w for _, w in kept]) if kept else []
+        factors = to_median([a.norm for a, _ in kept]) if clip else []
+        scales = [factor if factor < 1 else None for factor in factors] or [None] * len(kept)
         return [
-            Part(object=a.object, learner=a.learner, base_version=a.base_version, weight=share)
-            for (a, _), share in zip(kept, shares, strict=True)
+            Part(object=a.object, learner=a.learner, base_version=a.base_version, weight=share, scale=scale)
+            for (a, _), share, scale in zip(kept, shares, scales, strict=True)
         ]
 
 

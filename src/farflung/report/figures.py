@@ -36,6 +36,7 @@ class Figures:
     rejoins_zero_state: int
     zero_state_reasons: dict[str, int]
     refused: dict[str, int]
+    clipped: int  # contributions that were cut down before a merge
     waits: dict[str, int]
     alarms: dict[str, int]
     bytes_up: int
@@ -63,6 +64,7 @@ def figures(history: History) -> Figures:
         rejoins_zero_state=sum(_zero_states(history).values()),
         zero_state_reasons=_zero_states(history),
         refused=_count(history, "refused"),
+        clipped=sum(len(n.data["scales"]) for n in history.of_kind("clipped")),
         waits=_count(history, "waiting"),
         alarms=_count(history, "alarm", "what"),
         bytes_up=sum(x.up for x in history.transfers),

@@ -50,6 +50,7 @@ def summary_of(folder: Folder, extra: Data | None = None) -> Data:
         "rejoins_zero_state": numbers.rejoins_zero_state,
         "zero_state_reasons": numbers.zero_state_reasons,
         "refused": numbers.refused,
+        "clipped": numbers.clipped,
         "waits": numbers.waits,
         "alarms": numbers.alarms,
         "merges": numbers.merges,

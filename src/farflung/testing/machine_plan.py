@@ -57,6 +57,8 @@ def unfold(seed: int, choices: int = CHOICES) -> Plan:
     policy = random_policy(draw, num_learners)
     if seed % 3 == 0:
         policy = msgspec.structs.replace(policy, downlink_codec="bf16")
+    if seed % 5 == 0:
+        policy = msgspec.structs.replace(policy, clip="median")
     step_s = [draw.uniform(0.02, 0.2) for _ in range(num_learners)]
     budget_tokens = 600 if draw.random() < 0.1 else 10**9
     fair_birth, ends, chance = draw.random() < 0.8, draw.random() < 0.25, draw.random
