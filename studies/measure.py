@@ -102,6 +102,7 @@ def _figures(
         "mean_merge_breadth": numbers.mean_merge_breadth,
         "round_breadth": mean_breadth(m for m in history.merges if not m.final),
         "merges": numbers.merges,
+        "clipped_share": numbers.clipped / max(1.0, numbers.merges * numbers.mean_merge_breadth),
         "bytes_up": results["bytes_up"],
         "bytes_down": results["bytes_down"],
         "virtual_s": numbers.duration_s,

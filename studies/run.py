@@ -11,6 +11,7 @@ NAMES = [
     "compression",
     "merge",
     "overlap",
+    "clip",
     "gossip_one_step",
     "gossip_local_steps",
     "gossip_bandwidth",

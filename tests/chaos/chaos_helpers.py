@@ -5,8 +5,9 @@ from typing import Any
 
 import msgspec
 
-from farflung.chaos.oracle import Verdict, judge
+from farflung.chaos.oracle import judge
 from farflung.chaos.plan import Fault
+from farflung.chaos.verdict import Verdict
 from farflung.lab.faults import LabFaults
 from farflung.methods import Method
 from farflung.testing import World

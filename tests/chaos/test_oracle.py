@@ -8,8 +8,9 @@ import msgspec
 import pytest
 from chaos_helpers import undergo
 
-from farflung.chaos.oracle import INVARIANTS, Verdict, judge
+from farflung.chaos.oracle import judge
 from farflung.chaos.plan import Fault
+from farflung.chaos.verdict import INVARIANTS, Verdict
 from farflung.methods import decoupled
 from farflung.tape import Record
 

@@ -22,6 +22,7 @@ def rows_of(study):
 
 FIGURES = {
     "goodput": 0.9, "merged_share": 0.8, "discarded": {"late": 0.2}, "round_breadth": 3.0, "virtual_s": 900.0,
+    "clipped_share": 0.5,
     "bytes_up": 10_000_000, "bytes_down": 20_000_000, "digest": "0", "eval_loss_start": 5.5, "accuracy": 0.8,
     "consensus_distance": 0.5, "workers_loss": 2.7,
     "curve": [(0.0, 0, 5.5), (400.0, 1000, 3.0), (900.0, 2000, 2.5)],

@@ -23,7 +23,7 @@ def sparseloco(**overrides: Any) -> Method:
     these in a tensor; here 256 values do (144x); ``top64-2bitx4096-12bit`` shares them in 4096 (146x).
 
     ``clip = "median"`` cuts each learner to the median norm of its round, as Covenant-72B does; the default is
-    not to. A payload that is not finite is refused.
+    not to, because here it cost loss (docs/results/clip.md). A payload that is not finite is refused.
 
     Args:
         **overrides: fields of `farflung.protocol.policy.Policy`; `buffer_decay` is beta.
