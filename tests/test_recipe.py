@@ -1,9 +1,11 @@
 """Recipes: defaults, settings, fault plans, and what a resolved configuration keeps."""
 
+from typing import get_args
+
 import msgspec
 import pytest
 
-from farflung.chaos.plan import Fault
+from farflung.chaos.plan import Fault, Kind
 from farflung.config import read_config, resolve, write_config
 from farflung.errors import UserError
 from farflung.recipe import Recipe, load_recipe, make_recipe
@@ -68,6 +70,19 @@ def test_a_fault_plan_without_faults_is_told(tmp_path):
 def test_a_fault_that_cannot_be_is_told_with_its_number(fault, message):
     with pytest.raises(UserError, match=f"recipe: fault 1: {message}"):
         make_recipe({"faults": [{"kind": "kill", "target": "learner-0", **fault}]})
+
+
+@pytest.mark.parametrize(
+    ("table", "kind", "known"),
+    [
+        ("faults", {"kind": "kil", "target": "learner-0", "at_s": 1}, get_args(Kind)),
+        ("generate", {"generator": "region_loss", "kind": "kil"}, ("freeze", "kill", "partition")),
+    ],
+)
+def test_a_bad_kind_is_told_with_what_there_is_each_once(table, kind, known):
+    with pytest.raises(UserError) as error:
+        make_recipe({table: [kind]})
+    assert str(error.value).endswith(f"invalid enum value 'kil' (known: {', '.join(sorted(known))})")
 
 
 def test_steps_become_tokens_of_the_whole_run():

@@ -80,6 +80,10 @@ def run(
     console = Console(stderr=True)
     if resume is not None and (recipe is not None or settings or out is not None):
         raise UserError("--resume takes the run as it is: give no recipe, --set or --out with it")
+    if resume is not None and (resume / SERVED_WITH).exists():
+        raise UserError(
+            f"{resume}: its learners run elsewhere: go on with `farflung serve --resume {resume}`"
+        )
     sys.path.insert(0, os.getcwd())  # a recipe's own task lives beside it
     loaded = load_recipe(recipe, settings or []) if resume is None else None
     run_dir = resume or out or _default_out(recipe)
@@ -120,7 +124,9 @@ def lab(
     out: Annotated[Path | None, typer.Option(help="Folder of the run; must be new or empty.")] = None,
     order: Annotated[
         Path | None,
-        typer.Option(help="Execute the order found in this run's tape, and compare the model bit for bit."),
+        typer.Option(
+            help="Execute the order found in this run's tape, and compare the model bit for bit. Hub methods only."
+        ),
     ] = None,
     settings: SetOption = None,
     as_json: JsonOption = False,
@@ -140,6 +146,8 @@ def lab(
 
     sys.path.insert(0, os.getcwd())
     if order is not None:
+        if recipe is not None or settings or out is not None:
+            raise UserError("--order takes the run as it is: give no recipe, --set or --out with it")
         _repeat(order, as_json)
         return
     config = lab_config(load_recipe(recipe, settings or []))
@@ -162,6 +170,7 @@ def lab(
 
 def _repeat(run_dir: Path, as_json: bool) -> None:
     """`lab --order`: the same bits from the same order, or where they part."""
+    from farflung import tape
     from farflung.config import read_config
     from farflung.lab.order import OrderBroken, repeat
     from farflung.report.folder import read_folder
@@ -172,6 +181,10 @@ def _repeat(run_dir: Path, as_json: bool) -> None:
     except OrderBroken as error:
         print(f"farflung: {run_dir}: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
+    if taped is None:
+        raise UserError(
+            f"{run_dir}: no digest in {tape.SUMMARY} to compare with: give the folder of a whole run"
+        )
     agree = digest == taped
     result = {"run": str(run_dir), "digest": digest, "digest_of_run": taped, "agree": agree}
     verdict = "bit-identical" if agree else "DIFFERENT"
@@ -203,15 +216,21 @@ def chaos(
     from farflung.chaos.oracle import judge
     from farflung.report.folder import read_folder
 
-    run_dir = recipe if recipe is not None and recipe.is_dir() else out or _default_out(recipe)
-    if run_dir != recipe:
+    if recipe is not None and recipe.is_dir():
+        if in_lab or settings or out is not None:
+            raise UserError(f"{recipe}: a run folder is only judged: give no --lab, --set or --out with it")
+        run_dir = recipe
+    else:
+        run_dir = out or _default_out(recipe)
         with contextlib.redirect_stdout(io.StringIO()) if as_json else contextlib.nullcontext():
             if in_lab:
                 lab(recipe, run_dir, None, settings, False)
             else:
                 run(recipe, run_dir, None, settings, False)
-    folder = read_folder(run_dir)
-    verdict = judge(tape.read_run(run_dir), folder.history.metrics)
+    folder, records = read_folder(run_dir), list(tape.read_run(run_dir))
+    if not any(r.node.partition(".")[0] == "syncer" and r.kind != "header" for r in records):
+        raise UserError(f"{run_dir}: nothing to judge: its tape holds no records of a syncer")
+    verdict = judge(records, folder.history.metrics)
     if as_json:
         print(json.dumps({"run": str(run_dir), "verdict": verdict.as_dict(), "summary": folder.summary}))
     else:
@@ -281,6 +300,9 @@ def serve(
     out: Annotated[
         Path | None, typer.Option(help="Folder of the run; must be new or empty. Default: runs/RECIPE-N.")
     ] = None,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Go on with a served run that was stopped in order.")
+    ] = None,
     settings: SetOption = None,
 ) -> None:
     """Serve a run for learners on other machines. The line that starts a learner is printed.
@@ -290,34 +312,68 @@ def serve(
 
     Learners of your own (farflung.Learner in your training loop) may bring any model: give budget_tokens, and
     the recipe's task is not looked at. The join token is FARFLUNG_TOKEN if that is set, else a new one; it is
-    kept in the run folder's file `token`. Ctrl-C stops in order.
+    kept in the run folder's file `token`.
+
+    Ctrl-C stops in order: model, outer state and ledger are written, and `farflung serve --resume DIR` goes on
+    from there. Learners are started again with the same line and continue their part of the data; inner optimizer
+    state begins anew. Nothing is evaluated: `run` does that.
     """
     import secrets
 
-    from farflung import tape
     from farflung.config import resolve, write_config
     from farflung.recipe import load_recipe
-    from farflung.report.closing import close_run
-    from farflung.runtime.run import new_run_dir
+    from farflung.runtime.run import new_run_dir, reopen
     from farflung.runtime.security import check_token, new_token, save_token
-    from farflung.runtime.serve import SYNCER, check_serve
-    from farflung.runtime.serve import serve as serve_run
+    from farflung.runtime.serve import check_serve
 
     sys.path.insert(0, os.getcwd())
+    given = os.environ.get("FARFLUNG_TOKEN")
+    if resume is not None:
+        if recipe is not None or settings or out is not None:
+            raise UserError("--resume takes the run as it is: give no recipe, --set or --out with it")
+        words, token = _served_with(resume)
+        config = reopen(resume)
+        _serve(config, resume, check_token(given or token, "FARFLUNG_TOKEN"), words, resume=True)
+        return
     config = resolve(load_recipe(recipe, settings or []), secrets.token_hex(4), trains=False)
-    token = check_token(os.environ.get("FARFLUNG_TOKEN") or new_token(), "FARFLUNG_TOKEN")
+    token = check_token(given or new_token(), "FARFLUNG_TOKEN")
     check_serve(config.recipe.serve)
     run_dir = out or _default_out(recipe)
     new_run_dir(run_dir)
     write_config(config, run_dir)
     save_token(run_dir / "token", token)
+    words = [str(recipe)] if recipe is not None else []
+    for setting in settings or []:
+        words += ["--set", setting]
+    (run_dir / SERVED_WITH).write_text(json.dumps(words))
+    _serve(config, run_dir, token, words)
+
+
+SERVED_WITH = "join.json"  # in the folder of a served run: what learners are to be started with
+
+
+def _served_with(run_dir: Path) -> tuple[list[str], str]:
+    """Recipe and options for `join`, and the token."""
+    try:
+        words: list[str] = json.loads((run_dir / SERVED_WITH).read_bytes())
+        return words, (run_dir / "token").read_text().strip()
+    except (OSError, ValueError):
+        raise UserError(
+            f"{run_dir}: this run was not served: go on with `farflung run --resume {run_dir}`"
+        ) from None
+
+
+def _serve(config: Any, run_dir: Path, token: str, words: list[str], resume: bool = False) -> None:
+    from farflung import tape
+    from farflung.config import expected_fingerprint
+    from farflung.report.closing import close_run
+    from farflung.report.live import LiveView
+    from farflung.runtime.serve import SYNCER
+    from farflung.runtime.serve import serve as serve_run
 
     def ready(url: str) -> None:
-        options = [str(recipe)] if recipe is not None else []
-        for setting in settings or []:
-            options += ["--set", setting]
-        if config.recipe.serve.ca is not None:
-            options += ["--ca", config.recipe.serve.ca]
+        ca = config.recipe.serve.ca
+        options = [*words, *(["--ca", ca] if ca is not None else [])]
         line = shlex.join(["farflung", "join", *options, "--connect", url, "--name", "learner-0"])
         print(f"serving run {config.run} at {url}; start each learner, under a name of its own, with\n")
         print(f"  FARFLUNG_TOKEN={token} {line}\n")
@@ -325,12 +381,20 @@ def serve(
             print("with --listen HOST:PORT where partners can dial it; else its vectors pass through here;\n")
         print("or in a loop of your own with farflung.Learner(..., connect=...)", flush=True)
 
-    outcome = asyncio.run(serve_run(config, run_dir, token, ready=ready))
+    with LiveView(Console(stderr=True)) as view:
+        outcome = asyncio.run(
+            serve_run(
+                config, run_dir, token, resume=resume, expected=expected_fingerprint(config), ready=ready,
+                show=lambda status: view.update({**status, "evals": []}),
+            )
+        )  # fmt: skip
     results = json.loads((run_dir / SYNCER).read_bytes())
     close_run(run_dir, {**results, "outcome": outcome, "wall_s": config.clock()})
     model = run_dir / tape.MODEL
     print(f"{outcome}: {model}" if model.exists() else f"{outcome}: nobody trained")
     print(f"report: {run_dir / tape.REPORT}")
+    if outcome == "suspended":
+        print(f"go on with: farflung serve --resume {run_dir}")
 
 
 @app.command()
@@ -370,7 +434,7 @@ def join(
     from farflung.config import resolve
     from farflung.recipe import load_recipe
     from farflung.runtime.face import RunEnded
-    from farflung.runtime.island import ORDERLY, train
+    from farflung.runtime.island import ORDERLY, told, train
 
     sys.path.insert(0, os.getcwd())
     config = resolve(load_recipe(recipe, settings or []), "")
@@ -384,9 +448,14 @@ def join(
         )  # fmt: skip
     except RunEnded as error:
         reason = str(error)
+    except KeyboardInterrupt:
+        print("interrupted: left the run", file=sys.stderr)
+        raise typer.Exit(130) from None
     if reason not in ORDERLY:
-        raise UserError(reason)
+        raise UserError(told(reason, name))
     print(reason)
+    if told(reason, name) != reason:
+        print(told(reason, name), file=sys.stderr)
 
 
 app.command()(simulate)

@@ -112,6 +112,14 @@ def budget_of(recipe: Recipe, task: Task) -> int:
     return recipe.budget_tokens or recipe.steps * recipe.num_learners * task.num_tokens(batch)
 
 
+def expected_fingerprint(config: RunConfig) -> str | None:
+    """What a served run's learners must have if its recipe's task is trained; None: any model will do."""
+    if config.recipe.budget_tokens is not None:
+        return None
+    policy, described = config.policy, describe(config.task().build_model())
+    return make_plan(described, policy.num_fragments, policy.fragment_plan).fingerprint()
+
+
 def _check_plan(task: Task, method: Method) -> None:
     """Lay the task's model out as every learner will."""
     try:

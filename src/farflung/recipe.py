@@ -3,6 +3,7 @@
 import math
 import re
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,9 @@ from farflung.errors import UserError, did_you_mean, field_error
 LEARNER_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 MAX_SEED = 2**63  # of torch's generators
 MAX_PORT = 65535
+
+LAB_LEAST = {"latency_s": 0, "jitter": 0, "merge_s": 0, "startup_s": 0, "workers": 0}
+LAB_ABOVE_0 = ("step_s", "up_mbps", "down_mbps", "model_bytes")
 
 
 class Data(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -42,6 +46,17 @@ class SharedUplink(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     learners: list[str]
     mbps: float
 
+    def check(self, where: str, learners: Sequence[str]) -> None:
+        """Raise UserError, naming `where` it stands, for a line that cannot be."""
+        names = f"{where}.learners = {self.learners}"
+        for name in self.learners:
+            if name not in learners:
+                raise UserError(f"{names}: {name!r} is no learner{did_you_mean(name, learners)}")
+        if not self.learners or len(set(self.learners)) < len(self.learners):
+            raise UserError(f"{names}: must be learners of this run, each once")
+        if not 0 < self.mbps < math.inf:
+            raise UserError(f"{where}.mbps = {self.mbps}: must be finite and above 0")
+
 
 class Lab(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What `lab` pretends. A list has one entry a learner.
@@ -68,6 +83,25 @@ class Lab(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     model_bytes: float | None = None
     startup_s: float = 2.0
     workers: int | None = None
+
+    def check(self, where: str, learners: Sequence[str]) -> None:
+        """Raise UserError, naming `where` it stands, for what cannot be pretended."""
+        for field in (*LAB_ABOVE_0, *LAB_LEAST):
+            value = getattr(self, field)
+            here = f"{where}: lab.{field} = {value}"
+            if isinstance(value, list) and len(value) != len(learners):
+                raise UserError(
+                    f"{here}: must be one number, or a list of {len(learners)}: one a learner (num_learners)"
+                )
+            for one in value if isinstance(value, list) else [value]:
+                if one is not None and field in LAB_ABOVE_0 and not 0 < one < math.inf:
+                    raise UserError(f"{here}: must be finite and above 0")
+                if one is not None and field in LAB_LEAST and not LAB_LEAST[field] <= one < math.inf:
+                    raise UserError(f"{here}: must be finite and at least {LAB_LEAST[field]}")
+        if self.jitter > 1:
+            raise UserError(f"{where}: lab.jitter = {self.jitter}: must be in 0..1")
+        for number, uplink in enumerate(self.shared_uplinks):
+            uplink.check(f"{where}: lab.shared_uplinks[{number}]", learners)
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -142,6 +176,7 @@ def make_recipe(raw: dict[str, Any], where: str = "recipe") -> Recipe:
     for table, kind in (("data", Data), ("serve", Serve), ("lab", Lab)):
         if isinstance(raw.get(table), dict):
             _check_keys(raw[table], kind, f"{where}: [{table}]")
+    _check_uplinks(raw.get("lab"), where)
     faults = raw.get("faults")
     for number, fault in enumerate(faults if isinstance(faults, list) else [], 1):
         if isinstance(fault, dict):
@@ -150,7 +185,8 @@ def make_recipe(raw: dict[str, Any], where: str = "recipe") -> Recipe:
     try:
         recipe = msgspec.convert(raw, Recipe)
     except msgspec.ValidationError as error:
-        raise UserError(f"{where}: {field_error(error, Recipe, Fault, *GENERATORS.values())}") from None
+        kinds = GENERATORS.values() if "`$.generate" in str(error) else (Recipe, Fault)
+        raise UserError(f"{where}: {field_error(error, *kinds)}") from None
     _check_values(recipe, where)
     return recipe
 
@@ -198,6 +234,13 @@ def _check_keys(raw: dict[str, Any], kind: type[msgspec.Struct], where: str) -> 
             raise UserError(f"{where}: unknown key {key!r}{did_you_mean(key, kind.__struct_fields__)}")
 
 
+def _check_uplinks(lab: Any, where: str) -> None:
+    uplinks = lab.get("shared_uplinks") if isinstance(lab, dict) else None
+    for number, uplink in enumerate(uplinks if isinstance(uplinks, list) else []):
+        if isinstance(uplink, dict):
+            _check_keys(uplink, SharedUplink, f"{where}: lab.shared_uplinks[{number}]")
+
+
 def _check_generators(tables: Any, where: str) -> None:
     for number, table in enumerate(tables if isinstance(tables, list) else [], 1):
         if isinstance(table, dict):
@@ -223,6 +266,7 @@ def _check_values(recipe: Recipe, where: str) -> None:
         raise UserError(
             f"{where}: serve.port = {recipe.serve.port}: must be in 0..{MAX_PORT}; 0 takes a free one"
         )
+    recipe.lab.check(where, recipe.learners())
     for number, fault in enumerate(recipe.faults, 1):
         fault.check(f"{where}: fault {number}", recipe.learners())
     for number, generator in enumerate(recipe.generate, 1):

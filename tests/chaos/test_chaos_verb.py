@@ -103,6 +103,23 @@ def test_a_folder_is_judged_again_and_a_broken_promise_is_exit_code_1(in_lab, tm
     assert "no contribution is merged twice" in {f["invariant"] for f in said["verdict"]["findings"]}
 
 
+def test_a_tape_without_a_syncers_records_is_nothing_to_judge(in_lab, tmp_path):
+    (tmp_path / "run" / tape.TAPE_DIR).mkdir(parents=True)
+    syncer, learner = (in_lab / tape.TAPE_DIR / f"{node}.jsonl" for node in ("syncer", "learner-0"))
+    (tmp_path / "run" / tape.TAPE_DIR / learner.name).write_bytes(learner.read_bytes())
+    (tmp_path / "run" / tape.TAPE_DIR / syncer.name).write_text(syncer.read_text().splitlines()[0] + "\n")
+    code, said, err = chaos(tmp_path, "run")
+    assert (code, said, len(err.splitlines())) == (2, {}, 1)
+    assert "run: nothing to judge: its tape holds no records of a syncer" in err
+
+
+@pytest.mark.parametrize("args", [["--lab"], ["--set", "seed=1"], ["--out", "out"]])
+def test_what_has_no_effect_on_a_folder_that_is_only_judged_is_refused(in_lab, tmp_path, args):
+    code, said, err = chaos(tmp_path, str(in_lab), *args)
+    assert (code, said, len(err.splitlines())) == (2, {}, 1)
+    assert "a run folder is only judged: give no --lab, --set or --out with it" in err
+
+
 def test_what_only_the_lab_can_do_is_refused_before_anything_starts(tmp_path):
     plan = entry("kill", "learner-0", 0.1) + entry("syncer_loss", "syncer", 0.5, for_s=0.5)
     (tmp_path / "r.toml").write_text(RECIPE.format(num_learners=2, steps=40, pace_s=0) + plan)

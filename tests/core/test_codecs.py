@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from farflung.core.codecs import CODECS, encode_with_feedback, get_codec
 from farflung.core.codecs.base import STRIP
 from farflung.core.codecs.blockwise import E3M0, TINY, Int8
+from farflung.methods import make_method
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -262,3 +263,14 @@ def test_feedback_sends_small_values_that_the_codec_alone_drops_for_ever():
         sent += codec.decode(payload, 2)
     assert codec.decode(codec.encode(x), 2)[1] == 0.0
     assert sent[1].item() == pytest.approx(0.5, abs=0.02)
+
+
+def test_an_unknown_codec_is_told_by_the_key_that_named_it_and_sparse_ones_are_shown() -> None:
+    with pytest.raises(
+        ValueError, match=r"^downlink_codec = 'zzz' .*fp32.* or a sparse one such as .*dct-top32"
+    ):
+        get_codec("zzz", "downlink_codec")
+    with pytest.raises(ValueError, match=r"^downlink_codec = 'top-x'"):
+        get_codec("top-x", "downlink_codec")
+    with pytest.raises(ValueError, match="downlink_codec = 'int5' is unknown"):
+        make_method("decoupled", downlink_codec="int5")

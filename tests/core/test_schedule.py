@@ -64,9 +64,9 @@ def test_main_run_of_the_paper_has_two_in_flight():
 @pytest.mark.parametrize(
     ("H", "P", "tau", "message"),
     [
-        (0, 1, 0, "H = 0"),
-        (4, 0, 0, "P = 0"),
-        (4, 1, -1, "tau = -1"),
+        (0, 1, 0, r"H = 0: must be at least 1 \(H: sync_every_steps\)"),
+        (4, 0, 0, r"P = 0: must be at least 1 \(P: num_fragments\)"),
+        (4, 1, -1, r"tau = -1: must be at least 0 \(tau: overlap_steps\)"),
         (4, 5, 0, "P = 5: must be at most H = 4"),
         (4, 2, 4, "tau = 4: must be less than H = 4"),
     ],

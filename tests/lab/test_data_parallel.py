@@ -78,6 +78,12 @@ def test_a_step_lasts_as_long_as_the_slowest_learner_and_the_all_reduce():
     assert results["bytes_up"] == results["bytes_down"] == 4 * 2 * num_bytes
 
 
+def test_gradients_take_as_long_as_those_of_the_model_that_is_pretended():
+    lab = {"step_s": 1.0, "latency_s": 0.0, "up_mbps": 8.0, "model_bytes": 5e6}
+    _, results = done(reference(num_learners=2, steps=4, lab=lab))
+    assert results["wall_s"] == pytest.approx(4 * (1.0 + 5.0))
+
+
 def two(policy, *faults, steps=10):
     lab = {"step_s": 1.0, "latency_s": 0.0, "startup_s": 5.0}
     config = reference(

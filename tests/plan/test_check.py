@@ -2,17 +2,21 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from farflung import tape
 from farflung.config import write_config
 from farflung.errors import UserError
 from farflung.lab.start import lab_config, run_lab
 from farflung.plan.check import Figure, as_json, check
-from farflung.plan.past import read_past
+from farflung.plan.past import _not_predicted, read_past, trains_its_task
+from farflung.plan.show import check_table
 from farflung.recipe import make_recipe
 from farflung.report.closing import close_run
+from farflung.report.history import Note
 
 THIN = [
     {"kind": "throttle", "target": f"learner-{i}", "mbps": 1.0, "at_s": 0.0, "for_s": 900.0} for i in range(3)
@@ -84,3 +88,39 @@ def test_what_is_no_finished_run_is_refused(tmp_path: Path) -> None:
     (run_dir / "summary.json").write_text(json.dumps({**summary, "outcome": "suspended"}))
     with pytest.raises(UserError, match="did not finish"):
         read_past(run_dir)
+
+
+def test_a_run_of_a_model_of_its_own_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_dir = lab(tmp_path / "run", recipe("diloco"))
+    other = lab_config(make_recipe({**recipe("diloco"), "scale": "tiny"}))
+    assert not trains_its_task(other, list(tape.read_run(run_dir)))
+    monkeypatch.setattr("farflung.plan.past.trains_its_task", lambda *_: False)
+    with pytest.raises(UserError, match="brought a model of their own: only runs of a recipe's task"):
+        read_past(run_dir)
+
+
+def test_what_is_off_is_marked_without_colour() -> None:
+    bad = Figure(name="goodput", predicted=0.8, measured=1.0, unit="share", within=0.1)
+    good = Figure(name="goodput", predicted=0.95, measured=1.0, unit="share", within=0.1)
+    assert list(check_table("run", [bad, good]).columns[4].cells) == ["off: within 10%", "within 10%"]
+
+
+def test_learners_that_left_or_died_unplanned_are_said() -> None:
+    notes = [
+        Note(2.0, "lost", {"learner": "a"}), Note(9.0, "lost", {"learner": "a"}),
+        Note(21.5, "left", {"learner": "c"}),
+        Note(30.0, "ending", {}), Note(31.0, "left", {"learner": "b"}),
+    ]  # fmt: skip
+    history: Any = SimpleNamespace(
+        of_kind=lambda kind: [n for n in notes if n.kind == kind], end_s=40.0,
+        faults=[{"fault": "kill", "target": "a", "t": 1.0}],
+    )  # fmt: skip
+    assert list(_not_predicted(history)) == [
+        "a was lost at 9.0 s: not part of the prediction",
+        "c left at 21.5 s: not part of the prediction",
+    ]
+    assert json.loads(as_json(Path("run"), [], ["x"]))["not_predicted"] == ["x"]
+
+
+def test_a_planned_kill_is_part_of_the_prediction(tmp_path: Path) -> None:
+    assert read_past(lab(tmp_path / "run", recipe("diloco", sync_every_steps=15))).not_predicted == []

@@ -83,6 +83,8 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["plan", "--params", "1e9", "--budget-tokens", "0"], "budget_tokens = 0"),
     (["plan", "--params", "1e9", "--method", "dilico"], "did you mean 'diloco'"),
     (["plan", "--params", "1e9", "--codec", "int5"], "int5"),
+    (["plan", "--params", "1e9", "--downlink-codec", "foo"], "downlink_codec = 'foo' is unknown"),
+    (["plan", "--params", "1e9", "--codec", "zzz"], "dct-top32-int8-12bit"),
     (["plan", "--params", "1e9", "--sync-every", "0"], "H = 0"),
     (["plan", "--params", "1e9", "--overlap", "-1"], "tau = -1"),
     (["plan", "--params", "1e9", "--max-seeds", "1"], "max_seeds = 1"),

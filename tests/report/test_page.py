@@ -7,9 +7,12 @@ from pathlib import Path
 
 import fake_run
 import pytest
+from fake_run import END_S
 
 from farflung.errors import UserError
 from farflung.report import pictures
+from farflung.report.canvas import new_figure
+from farflung.report.drawing import tag_inside
 from farflung.report.folder import Folder
 from farflung.report.history import History
 from farflung.report.page import render
@@ -105,3 +108,20 @@ def test_text_from_outside_is_escaped(tmp_path: Path) -> None:
 def test_no_run_is_refused() -> None:
     with pytest.raises(UserError, match="at least one"):
         render([])
+
+
+def test_the_last_evaluation_lies_within_the_time_axis(decoupled: Folder) -> None:
+    evals = [*decoupled.history.metrics, {"t": END_S + 5, "kind": "eval", "tokens": 1, "loss": 2.0}]
+    history = replace(decoupled.history, metrics=evals)
+    frame = Frame.around([history])
+    assert (frame.end_s, frame.evals_end_s) == (history.end_s, END_S + 5)
+
+
+@pytest.mark.parametrize(
+    ("x", "left", "side"), [(10, True, "left"), (80, True, "right"), (90, False, "right"), (1, False, "left")]
+)
+def test_a_label_stands_where_it_fits(x: float, left: bool, side: str) -> None:
+    _, axes = new_figure()
+    axes.set_xlim(0, 100)
+    tag_inside(axes, (x, 0.5), "training, each learner", "#000000", dy=0, dx=10, left=left)
+    assert axes.texts[0].get_horizontalalignment() == side

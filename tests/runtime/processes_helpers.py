@@ -14,11 +14,15 @@ DEADLOCK_S = 120.0  # a run that takes so long hangs
 
 
 def start(folder: Path, *args: str, token: str = "") -> "subprocess.Popen[str]":
-    """A Python process in `folder`, in a session of its own: ``-m farflung.cli VERB ...`` or a script."""
+    """A Python process in `folder`, in a session of its own: ``-m farflung.cli VERB ...`` or a script.
+
+    It hears Ctrl-C, also where the tests themselves were started in the background and do not.
+    """
     env = {**os.environ, "FARFLUNG_TOKEN": token, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     return subprocess.Popen(
         [sys.executable, *args], cwd=folder, env=env, text=True, start_new_session=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
 
 
@@ -40,7 +44,8 @@ class Served:
 
     def __init__(self, folder: Path, *args: str) -> None:
         self.folder, self.run_dir = folder, folder / "run"
-        self.process = start(folder, "-m", "farflung.cli", "serve", *args, "--out", "run")
+        out = [] if "--resume" in args else ["--out", "run"]
+        self.process = start(folder, "-m", "farflung.cli", "serve", *args, *out)
         self._learners: list[subprocess.Popen[str]] = []
         try:
             self._listen()

@@ -266,9 +266,27 @@ def test_a_run_that_finished_cannot_be_resumed(farflung, folder):
     assert "there: nothing to resume: only a run stopped in order" in one_line(
         farflung("run", "--resume", "there")
     )
-    (folder / "there" / "checkpoints").mkdir()
-    (folder / "there" / "checkpoints" / "syncer.safetensors").write_bytes(b"cut off")
-    assert "there: nothing to resume" in one_line(farflung("run", "--resume", "there"))
+
+
+@pytest.mark.parametrize("damage", ["cut off", "half", "of another kind"])
+def test_a_checkpoint_that_is_damaged_is_not_one_that_is_missing(farflung, folder, damage):
+    import safetensors.torch
+    import torch
+
+    from farflung.config import resolve, write_config
+    from farflung.recipe import make_recipe
+
+    write_config(resolve(make_recipe({"budget_tokens": 9}), "run", trains=False), folder / "there")
+    path = folder / "there" / "checkpoints" / "syncer.safetensors"
+    path.parent.mkdir()
+    whole = safetensors.torch.save({"x": torch.ones(9)}, {"elapsed_s": "1"})
+    other = safetensors.torch.save({"x": torch.ones(9)})
+    path.write_bytes(
+        {"cut off": b"cut off", "half": whole[: len(whole) // 2], "of another kind": other}[damage]
+    )
+    said = one_line(farflung("run", "--resume", "there"))
+    assert "checkpoints/syncer.safetensors: damaged, nothing can be resumed from it: " in said
+    assert not said.endswith(": \n") and "nothing to resume" not in said
 
 
 @pytest.mark.parametrize("more", [["good.toml"], ["--set", "seed=1"], ["--out", "other"]])

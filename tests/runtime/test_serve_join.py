@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import signal
 import sys
 import time
 import urllib.error
@@ -10,9 +11,10 @@ import urllib.request
 
 import pytest
 import safetensors.torch
-from processes_helpers import DEADLOCK_S, Served, finish
+from processes_helpers import DEADLOCK_S, Served, finish, start
 
 from farflung import cli
+from farflung.testing.tapes import replay_run
 from farflung.train.gpt import GPT, SCALES
 
 RECIPE = """
@@ -97,7 +99,7 @@ def test_the_printed_line_is_all_that_a_learner_needs(story):
 
 def test_the_syncer_leaves_in_order_with_model_and_report(story):
     code, out, err = story.syncer
-    assert (code, err) == (0, "")
+    assert code == 0 and "ada joined" in err and "tokens/s, 2/2 live" in err and "Traceback" not in err
     assert out == "finished: run/model.safetensors\nreport: run/report.html\n"
     summary = json.loads((story.served.run_dir / "summary.json").read_bytes())
     assert summary["outcome"] == "finished" and summary["ledger_exact"] and summary["digest"]
@@ -138,6 +140,40 @@ def test_who_was_refused_is_counted_and_others_train_on(story):
         ("ada", "training"),
         ("bob", "training"),
     ]
+
+
+def test_a_served_run_that_was_stopped_in_order_goes_on(tmp_path):
+    (tmp_path / "r.toml").write_text(RECIPE)
+    with Served(tmp_path, "r.toml") as served:
+        learner = served.join("ada")
+        until(served, lambda s: s["num_merges"] > 3)
+        served.process.send_signal(signal.SIGINT)
+        code, out, _ = finish(served.process)
+        assert code == 0 and out.endswith("go on with: farflung serve --resume run\n")
+        assert finish(learner)[:2] == (0, "suspended\n")
+    before = json.loads((served.run_dir / "summary.json").read_bytes())
+    code, _, err = finish(start(tmp_path, "-m", "farflung.cli", "run", "--resume", "run"))
+    assert code == 2 and "go on with `farflung serve --resume run`" in err
+    with Served(tmp_path, "--resume", "run") as served:
+        assert "join r.toml --connect" in served.line
+        learner = served.join("ada")
+        until(served, lambda s: s["num_merges"] > before["merges"] + 3)
+        ask(served, "/stop?mode=finish", "POST")
+        assert finish(served.process)[0] == 0 and finish(learner)[:2] == (0, "finished\n")
+    after = json.loads((served.run_dir / "summary.json").read_bytes())
+    assert before["outcome"] == "suspended" and after["outcome"] == "finished"
+    assert after["tokens_trained"] > before["tokens_trained"] and after["ledger_exact"]
+    assert all(verdict.same for verdict in replay_run(served.run_dir))
+
+
+def test_where_the_recipes_task_is_trained_another_model_does_not_get_in_first(tmp_path):
+    recipe = RECIPE.replace("budget_tokens = 1_000_000_000", "steps = 100_000")
+    (tmp_path / "r.toml").write_text(recipe)
+    with Served(tmp_path, "r.toml") as served:
+        code, err = join_here(served, None, ["--set", "scale=tiny"])
+        assert code == 2 and "is not that of the recipe" in err and "that `serve` printed" in err
+        served.join("ada")
+        until(served, lambda s: s["live"] == 1)
 
 
 def test_the_token_is_for_its_owner_only(story):

@@ -42,3 +42,26 @@ def test_rounds_are_those_of_the_real_machines(method: str, options: dict[str, A
     assert tally.contributions == pytest.approx(sum(m.merged for m in members), rel=0.06)
     assert tally.steps == pytest.approx(sum(m.steps_done for m in members), rel=0.03)
     assert tally.merged_steps == pytest.approx(hub.ledger.merged / world.tokens_per_step / P, rel=0.04)
+
+
+REBASED = {**FREE, "adoption": "rebase"}
+
+
+@pytest.mark.parametrize(
+    ("options", "fetch_s"), [(FREE, 3.0), (FREE, 12.0), (REBASED, 3.0), (REBASED, 12.0), (LED, 3.0)]
+)
+def test_merged_work_is_counted_once_where_downlinks_are_saturated(
+    options: dict[str, Any], fetch_s: float
+) -> None:
+    """Four fragments a round of four steps would want four fetches in some 4 s."""
+    horizon_s = 300.0
+    made = METHODS["decoupled"](**options)
+    world = real(made, UNEVEN, CALM, horizon_s, fetch_s)
+    tally = simulated(made, UNEVEN, CALM, horizon_s, fetch_s=fetch_s)
+    hub, P = world.syncer, made.policy.num_fragments
+    members = hub.membership.members.values()
+    assert tally.merged_steps <= tally.steps
+    assert tally.merges == pytest.approx(sum(hub.merging.versions), rel=0.03)
+    assert tally.contributions == pytest.approx(sum(m.merged for m in members), rel=0.03)
+    assert tally.steps == pytest.approx(sum(m.steps_done for m in members), rel=0.03)
+    assert tally.merged_steps == pytest.approx(hub.ledger.merged / world.tokens_per_step / P, rel=0.03)

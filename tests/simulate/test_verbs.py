@@ -63,8 +63,9 @@ def test_a_trace_is_written(tmp_path: Path) -> None:
         (["--learners", "0"], "learners = 0"),
         (["--picture", "x.svg"], "give --preset"),
         (["--method", "data_parallel", "--quorum", "1"], "no effect"),
-        (["--half-width", "0"], "half_width"),
+        (["--half-width", "0"], "half_width = 0.*above 0 and below 1"),
         (["--away-s", "0"], "mean_s"),
+        (["--preset", "table1", "--learners", "8", "--step-s", "1"], "--learners, --step-s: no effect"),
     ],
 )
 def test_bad_input_is_one_line(options: list[str], says: str) -> None:

@@ -14,9 +14,11 @@ def check(H: int, P: int, tau: int) -> None:
 
     >>> check(24, 24, 2)
     """
-    for name, value, least in (("H", H, 1), ("P", P, 1), ("tau", tau, 0)):
+    for name, key, value, least in (
+        ("H", "sync_every_steps", H, 1), ("P", "num_fragments", P, 1), ("tau", "overlap_steps", tau, 0),
+    ):  # fmt: skip
         if value < least:
-            raise ValueError(f"{name} = {value}: must be at least {least}")
+            raise ValueError(f"{name} = {value}: must be at least {least} ({name}: {key})")
     if P > H:
         raise ValueError(
             f"P = {P}: must be at most H = {H}, else fragments share a step "

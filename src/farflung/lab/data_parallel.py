@@ -272,7 +272,9 @@ class DataParallel:
         names = {r.name for r in members}
         users = [(u.bps, len(names & set(u.learners))) for u in self._uplinks]
         share_bps = min((bps / n for bps, n in users if n), default=float("inf"))
-        return all_reduce_s(self._gradient_bytes, [r.link for r in members], share_bps)
+        pretended = self.recipe.lab.model_bytes
+        num_bytes = self._gradient_bytes if pretended is None else round(pretended)
+        return all_reduce_s(num_bytes, [r.link for r in members], share_bps)
 
     def _next_kill_s(self, members: list[Replica], end_s: float) -> float | None:
         """When a kill falls into the step that is to end then."""

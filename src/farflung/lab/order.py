@@ -4,6 +4,7 @@ A run's asynchrony is all in its order. With the order taken from its tape, one 
 bit for bit (one thread, the same torch): agreement of runtime and lab is proven, or the tape says where it ends.
 """
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import msgspec
 import torch
 
 from farflung import tape
-from farflung.config import RunConfig
+from farflung.config import REFERENCE, RunConfig
 from farflung.engine.hub import HubState
 from farflung.errors import UserError
 from farflung.lab.body import LocalBody
@@ -227,12 +228,60 @@ def repeat(run_dir: Path, config: RunConfig) -> str:
     """Execute the order of a run folder's syncer; returns the digest of the model that comes out.
 
     Raises:
-        UserError: there is no such tape, or the run was resumed (its order has a gap).
+        UserError: there is no such tape or it is not whole, the method has no order, the run did not finish or was
+            resumed (its order has a gap), or its model is not the task's.
         OrderBroken: bits differ.
     """
+    method = config.recipe.method
+    if method == REFERENCE or config.policy.topology == "gossip":
+        raise UserError(f"{run_dir}: method = {method!r}: an order is repeated for hub methods only")
     segments = sorted((run_dir / tape.TAPE_DIR).glob("syncer*.jsonl"))
     if len(segments) != 1:
         raise UserError(
             f"{run_dir}: --order needs exactly one {tape.TAPE_DIR}/syncer.jsonl, here are {len(segments)}"
         )
-    return Repetition(config, tape.read_segment(segments[0]).records).go()
+    records = _whole(segments[0])
+    if not _trains_its_task(config, records):
+        raise UserError(
+            f"{run_dir}: its learners brought a model of their own: only runs of a recipe's task can be repeated"
+        )
+    return Repetition(config, records).go()
+
+
+def _whole(path: Path) -> list[tape.Record]:
+    """A finished syncer's records, none missing. UserError otherwise."""
+    try:
+        records = tape.read_segment(path).records
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    if not records or records[0].kind != "header":
+        raise UserError(f"{path}: no header in the first line: --order needs a whole tape")
+    if records[0].data.get("schema") != tape.SCHEMA:
+        schema = records[0].data.get("schema")
+        raise UserError(f"{path}: tape schema {schema}, this farflung reads {tape.SCHEMA}")
+    for before, record in pairwise(records):
+        if record.seq != before.seq + 1:
+            raise UserError(
+                f"{path}: after seq {before.seq} comes {record.seq}: lines are missing; --order needs a whole tape"
+            )
+    ended = next((r.data["reason"] for r in reversed(records) if r.type == "Finished"), None)
+    if ended != "finished":
+        how = f"the run was {ended}" if ended else f"the tape breaks off after seq {records[-1].seq}"
+        raise UserError(f"{path}: {how}: --order needs a run that finished in one go")
+    return records
+
+
+def _trains_its_task(config: RunConfig, records: list[tape.Record]) -> bool:
+    """Whether the first learner that was let in has the model of the recipe's task."""
+    task = config.task()
+    try:
+        expected = task_plan(config, task).fingerprint()
+    except ValueError:  # the task's model has not so many fragments
+        return False
+    said: dict[int, str] = {}
+    for record in records:
+        if record.type == "MessageArrived" and record.data["message"]["type"] == "Join":
+            said[record.data["connection"]] = record.data["message"]["fingerprint"]
+        elif record.type == "Send" and record.data["message"]["type"] == "Welcome":
+            return said[record.data["connection"]] == expected
+    return True

@@ -206,7 +206,9 @@ def hub_method(policy: Policy) -> Method:
     return Method(
         policy=policy,
         codec=get_codec(policy.codec),
-        downlink=None if policy.downlink_codec is None else get_codec(policy.downlink_codec),
+        downlink=None
+        if policy.downlink_codec is None
+        else get_codec(policy.downlink_codec, "downlink_codec"),
         outer=make_outer(policy.outer, policy.outer_lr, policy.outer_momentum),
         adopt=adoptions[policy.adoption],
         keeps_snapshot=policy.adoption == "rebase",

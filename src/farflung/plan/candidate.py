@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from farflung.core.codecs import get_codec
 from farflung.errors import UserError, did_you_mean
 from farflung.methods import METHODS, make_method
 from farflung.plan.setting import Setting
@@ -90,6 +91,12 @@ class Choices:
                 known = METHOD_NAMES if name not in METHODS else ()
                 hint = did_you_mean(name, known) if known else f" (known: {', '.join(METHOD_NAMES)})"
                 raise UserError(f"method = {name!r} cannot be planned{hint}")
+        for key, names in (("codec", self.codecs), ("downlink_codec", self.downlink_codecs)):
+            for name in names:
+                try:
+                    get_codec(name, key)
+                except ValueError as error:
+                    raise UserError(str(error)) from None
 
 
 def candidates(setting: Setting, choices: Choices) -> Iterator[Candidate]:

@@ -2,6 +2,7 @@
 
 import json
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,13 +60,15 @@ FIGURES: dict[str, tuple[str, float | None]] = {
 """name -> (unit, how near it should be). docs/plan.md says what each is."""
 
 
-def check(run_dir: Path) -> list[Figure]:
+def check(run_dir: Path, past: Past | None = None) -> list[Figure]:
     """Predict a finished run from what it was given and what befell it, and compare.
+
+    `past` is given where it was read before.
 
     Raises:
         UserError: see `read_past`.
     """
-    past = read_past(run_dir)
+    past = past or read_past(run_dir)
     folder = read_folder(run_dir)
     measured = figures_of(folder.summary or summary_of(folder), folder.history)
     predicted = predict(past)
@@ -109,7 +112,7 @@ def round_lengths_s(history: History) -> list[float]:
     ]
 
 
-def as_json(run_dir: Path, figures: list[Figure]) -> str:
+def as_json(run_dir: Path, figures: list[Figure], not_predicted: Sequence[str] = ()) -> str:
     """One object."""
     rows = {
         f.name: {
@@ -117,4 +120,4 @@ def as_json(run_dir: Path, figures: list[Figure]) -> str:
         }
         for f in figures
     }  # fmt: skip
-    return json.dumps({"run": str(run_dir), "figures": rows})
+    return json.dumps({"run": str(run_dir), "figures": rows, "not_predicted": list(not_predicted)})

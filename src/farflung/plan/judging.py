@@ -207,7 +207,7 @@ def _simulated(setting: Setting, one: Judged, wish: Wish) -> Judged:
     lost = {"failures": sum(outcome.lost.values()) - waited, WAITING: waited}
     judged = _judged(
         setting, candidate, one.exchange, outcome.goodput, wish, lost, simulated=True,
-        breadth=outcome.merge_breadth.mean, merged_share=min(1.0, outcome.merged_share.mean),
+        breadth=outcome.merge_breadth.mean, merged_share=outcome.merged_share.mean,
         uptime=outcome.uptime.mean,
     )  # fmt: skip
     total_s = judged.time_s.mean * M

@@ -17,6 +17,7 @@ from farflung import tape
 from farflung.chaos.plan import FIELDS, Fault
 from farflung.config import RunConfig, read_config
 from farflung.errors import UserError
+from farflung.lab.task_body import task_plan
 from farflung.report.folder import read_folder
 from farflung.report.gossip import learner_of
 from farflung.report.history import Data, History, Step, median
@@ -58,6 +59,7 @@ class Past:
         away_s: of each killed learner, kill after kill: until its new process knocked at the syncer.
         merge_s: median of a merge.
         last_merges_s: of each merge at the end, which begin together, the shortest first.
+        not_predicted: what befell the run and is not rehearsed, one line each.
         object_s: of a bulk object beside its bytes over the line: requests, hashing, processes that take turns.
     """
 
@@ -68,6 +70,7 @@ class Past:
     merge_s: float
     last_merges_s: list[float]
     object_s: float
+    not_predicted: list[str]
 
 
 def read_past(run_dir: Path) -> Past:
@@ -83,13 +86,29 @@ def read_past(run_dir: Path) -> Past:
     if folder.summary.get("outcome", history.end_reason) != "finished":
         raise UserError(f"{run_dir}: this run did not finish: only a finished one can be compared")
     records = list(tape.read_run(run_dir))
+    if not trains_its_task(config, records):
+        raise UserError(
+            f"{run_dir}: its learners brought a model of their own: only runs of a recipe's task can be rehearsed"
+        )
     joins = _joins(records)
     return Past(
         config=config, paces=_paces(config.recipe.learners(), history, joins),
         faults=list(_faults(history)), away_s=_away(history, joins), merge_s=_merge_s(records),
         last_merges_s=_last_merges_s(records),
-        object_s=_object_s(records, history),
+        object_s=_object_s(records, history), not_predicted=list(_not_predicted(history)),
     )  # fmt: skip
+
+
+def trains_its_task(config: RunConfig, records: Iterable[tape.Record]) -> bool:
+    """Whether the first learner that knocked has the model of the recipe's task, in the same fragments."""
+    said = next((
+        record.data["message"]["fingerprint"] for record in records
+        if record.type == "MessageArrived" and record.data["message"]["type"] == "Join"
+    ), None)  # fmt: skip
+    try:
+        return said is None or said == task_plan(config, config.task()).fingerprint()
+    except ValueError:  # the task's model has not so many fragments
+        return False
 
 
 def _joins(records: Iterable[tape.Record]) -> dict[str, list[float]]:
@@ -158,6 +177,19 @@ def _away(history: History, joins: dict[str, list[float]]) -> dict[str, list[flo
             back_s = next((t for t in joins.get(name, []) if at_s < t < ending_s), NEVER_S)
             found.setdefault(name, []).append(back_s - at_s)
     return found
+
+
+def _not_predicted(history: History) -> Iterable[str]:
+    """Learners that left, or whose process died without a planned kill, before the run was ending."""
+    ending_s = min((note.t for note in history.of_kind("ending")), default=history.end_s)
+    kills = [(r["target"], float(r["t"])) for r in history.faults if r["fault"] == "kill"]
+    for note in sorted([*history.of_kind("left"), *history.of_kind("lost")], key=lambda note: note.t):
+        own = [kill for kill in kills if kill[0] == note.learner and kill[1] <= note.t]
+        if own and note.kind == "lost":
+            kills.remove(own[0])
+        elif note.t < ending_s:
+            how = "left" if note.kind == "left" else "was lost"
+            yield f"{note.learner} {how} at {note.t:.1f} s: not part of the prediction"
 
 
 def _merge_s(records: Iterable[tape.Record]) -> float:

@@ -83,6 +83,7 @@ def check_table(name: str, figures: Sequence[Figure]) -> Table:
     for figure in figures:
         off = "" if figure.off is None else f"{100 * figure.off:+.1f} %"
         within = "" if figure.within is None else f"within {figure.within:.0%}"
+        within = f"off: {within}" if figure.holds is False else within  # colour is lost in a pipe
         table.add_row(
             figure.name, shown(figure.predicted, figure.unit), shown(figure.measured, figure.unit), off, within,
             style="red" if figure.holds is False else None,

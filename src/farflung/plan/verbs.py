@@ -175,11 +175,15 @@ def _check(run_dir: Path, as_json: bool) -> None:
     from farflung.plan import show
     from farflung.plan.check import as_json as figures_as_json
     from farflung.plan.check import check
+    from farflung.plan.past import read_past
 
     sys.path.insert(0, os.getcwd())  # a recipe's own task lives beside it
     with Console(stderr=True).status(f"rehearsing {run_dir}"):
-        figures = check(run_dir)
+        past = read_past(run_dir)
+        figures = check(run_dir, past)
     if as_json:
-        print(figures_as_json(run_dir, figures))
-    else:
-        Console().print(show.check_table(str(run_dir), figures))
+        print(figures_as_json(run_dir, figures, past.not_predicted))
+        return
+    Console().print(show.check_table(str(run_dir), figures))
+    for line in past.not_predicted:
+        Console().print(line, markup=False, highlight=False)

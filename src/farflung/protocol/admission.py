@@ -21,6 +21,7 @@ from farflung.protocol.rounds import PATIENCE_S
 if TYPE_CHECKING:
     from farflung.protocol.syncer import SyncerMachine
 
+OTHER_RECIPE = "give `join` the recipe and --set that `serve` printed, or your Learner the same method"
 RESET_AFTER_NON_FINITE = (
     3  # refusals in a row (free pace) before a learner starts again from the syncer's bits
 )
@@ -68,14 +69,16 @@ class Admission:
         if join.run is not None and join.run != self.hub.run:
             return "run", f"you belong to run {join.run!r}, this syncer serves {self.hub.run!r}"
         if join.method != self.method_digest:
-            return "method", f"your method is {join.method}, this run uses {self.method_digest}"
+            wrong = f"your method is {join.method}, this run uses {self.method_digest}"
+            return "method", f"{wrong}: {OTHER_RECIPE}"
         if join.mbps is not None and not 0 < join.mbps < float("inf"):
             return (
                 "malformed",
                 f"your link's speed is {join.mbps} Mbit/s: it must be above 0, or not declared",
             )
         if self.fingerprint is not None and join.fingerprint != self.fingerprint:
-            return "fingerprint", "your model (names, shapes, dtypes, fragment plan) differs from this run's"
+            wrong = "your model (names, shapes, dtypes, fragment plan) differs from this run's"
+            return "fingerprint", f"{wrong}: {OTHER_RECIPE}"
         if self.hub.phase not in ("birth", "training") and not self._returns(join):
             return "closing", f"the run is {self.hub.phase.replace('_', ' ')}"
         member = self.hub.membership.members.get(join.learner)
@@ -433,8 +436,21 @@ class Admission:
             elif joiner == member.name:
                 self._forget_transfers(member)
 
+    def unlinked(self, member: Member) -> None:
+        """For a joiner without a link nothing is kept: it joins anew, or has installed all that it needs."""
+        if member.state == "joining":
+            self._forget_transfers(member)
+            for fragment in range(self.policy.num_fragments):
+                self.hub.merging.retire(fragment)
+
     def review(self) -> None:
-        """A seeder that fell silent gives up its lease."""
+        """A seeder that fell silent gives up its lease; a joiner that did loses its link."""
+        for member in self.hub.membership.present():
+            connection = member.connection
+            if member.state == "joining" and connection is not None and not member.live(self.hub.now):
+                self.hub.emit(act.HangUp(connection=connection))
+                self.hub.membership.unbind(connection)
+                self.unlinked(member)
         if self.hub.phase == "birth" and self.seeder is not None:
             seeder = self.hub.membership.members[self.seeder]
             if not seeder.live(self.hub.now):

@@ -49,7 +49,8 @@ class Merging:
         for fragment, kept in enumerate(self.kept):
             assert kept == sorted(set(kept)), f"fragment {fragment}: versions {kept} are not growing"
             assert not kept or kept[-1] == self.versions[fragment]
-            assert len([v for v in kept if v not in self._installing(fragment)]) <= self.policy.versions_kept
+            left = [v for v in kept if v not in self._needed_versions(fragment)]
+            assert len(left) <= self.policy.versions_kept
         for fragment, round in self.rounds.open.items():
             assert round.fragment == fragment
             for name, arrived in round.arrived.items():
@@ -96,10 +97,12 @@ class Merging:
 
     def _ask(self, round: Round, members: list[Member]) -> None:
         """Invite those who are to be asked now."""
-        wanted = [m for m in members if self.rounds.wants(round, m, self.hub.now)]
+        now = self.hub.now
+        there = [m for m in members if m.connection is not None or m.live(now)]  # others, when they are back
+        wanted = [m for m in there if self.rounds.wants(round, m, now)]
         step_s = self.step_s() if wanted else 0.0
         for member in wanted:
-            self.rounds.invite(round, member, self.hub.now, step_s)
+            self.rounds.invite(round, member, now, step_s)
             self.hub.send(member, msg.Invite(fragment=round.fragment, round=round.number))
 
     def _ask_again(self, round: Round) -> None:
@@ -290,7 +293,7 @@ class Merging:
     def close(self, round: Round) -> None:
         round.merging = True
         final = round.final and self.policy.final == "average"
-        parts = round.parts(self.policy.weighting, clip=self.policy.clip == "median" and not final)
+        parts = round.parts(self.policy.weighting, clip=self.policy.clip == "median")
         version = self.versions[round.fragment] + 1
         if cut := {part.learner: part.scale for part in parts if part.scale is not None}:
             self.hub.note("clipped", fragment=round.fragment, version=version, scales=cut)
@@ -370,25 +373,29 @@ class Merging:
     def retire(self, fragment: int) -> None:
         """Let go of versions that are nobody's base any more, and of all but the newest tau + 2.
 
-        What a joiner is to install stays: else a joiner on a slow line would begin again and again.
+        What a joiner is to install stays: else a joiner on a slow line would begin again and again. So does the
+        base of what lies in an open round, which may be such an old version.
         """
         present = self.hub.membership.present()
         holders = [m.held[fragment] for m in present if m.announced[fragment] >= 0]
-        round = self.rounds.open.get(fragment)
-        lying = [] if round is None else [a.base_version for a in round.arrived.values()]
-        oldest = min([*holders, *lying, self.versions[fragment]])
-        kept, installing = self.kept[fragment], self._installing(fragment)
-        left = [version for version in kept if version not in installing]
+        kept, needed = self.kept[fragment], self._needed_versions(fragment)
+        oldest = min([*holders, *needed, self.versions[fragment]])
+        left = [version for version in kept if version not in needed]
         while left and (left[0] < oldest or len(left) > self.policy.versions_kept):
             version = left.pop(0)
             kept.remove(version)
             self.digests.pop((fragment, version), None)
             self.hub.emit(act.Retire(fragment=fragment, version=version))
 
-    def _installing(self, fragment: int) -> set[int]:
-        """Versions that joiners are fetching, to begin with."""
-        present = self.hub.membership.present()
-        return {m.expected.versions[fragment] for m in present if m.expected is not None}
+    def _needed_versions(self, fragment: int) -> set[int]:
+        """Those that joiners are fetching, to begin with, and bases of contributions that wait for their merge.
+
+        Without a link nobody fetches: who has lost it while it installed begins anew, or has all that it needs.
+        """
+        linked = [m for m in self.hub.membership.present() if m.connection is not None]
+        round = self.rounds.open.get(fragment)
+        lying = [] if round is None else [a.base_version for a in round.arrived.values()]
+        return {*lying, *(m.expected.versions[fragment] for m in linked if m.expected is not None)}
 
     # ---- ending --------------------------------------------------------------------------------------
 
@@ -408,6 +415,7 @@ class Merging:
                     self.hub.settle(member, fragment, round.number, "cancelled", "the run is ending")
                 else:
                     self.hub.ledger.settled(name, fragment, round.number, "learner_lost")
+            self.retire(fragment)
 
     def open_final(self) -> list[int]:
         """One round a fragment for the hand-in; returns their numbers."""

@@ -77,6 +77,7 @@ class PeerExchange:
         if self.machine.phase != "training" or self._knows(message):
             return
         self.epoch, self.members = message, members_of(message.members)
+        self.misses = {name: n for name, n in self.misses.items() if self._index(name) is not None}
         self.arrivals.forget_strangers()
         if self.meeting is None:
             self._begin()

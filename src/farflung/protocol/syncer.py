@@ -201,6 +201,8 @@ class SyncerMachine:
         if member is not None:
             self.note("disconnected", learner=member.name, reason=event.reason)
         self.membership.unbind(event.connection)
+        if member is not None:
+            self.admission.unlinked(member)
 
     def _message_arrived(self, event: ev.MessageArrived) -> None:
         if isinstance(event.message, msg.Join):

@@ -9,6 +9,7 @@ from farflung.report.canvas import PAPER
 
 Points = list[tuple[float, float]]
 
+CHARACTER_PT = 5.4  # mean width of a character of a tag
 MAX_POINTS = 300  # a line; more would only grow the page
 
 
@@ -29,6 +30,18 @@ def tag(
         path_effects=[effects.withStroke(linewidth=2.5, foreground=PAPER)],
     )
     mark.set_in_layout(False)
+
+
+def tag_inside(
+    axes: Axes, at: tuple[float, float], text: str, colour: str, dy: float, dx: float = 0, left: bool = False
+) -> None:
+    """As `tag`, but on the other side of the point where the text would run over the end of the axis."""
+    start, end = axes.get_xlim()
+    width_pt = 72 * axes.bbox.width / axes.figure.dpi  # before the layout, which widens it
+    before = (at[0] - start) / (end - start)
+    room_pt = width_pt * (1 - before if left else before)
+    flip = room_pt < abs(dx) + CHARACTER_PT * len(text) and (before > 0.5 if left else before < 0.5)
+    tag(axes, at, text, colour, dy, -dx if flip else dx, left != flip)
 
 
 def words_above(axes: Axes, words: Sequence[tuple[str, str]], width: float) -> None:

@@ -23,7 +23,7 @@ from farflung.report.canvas import (
     svg,
     time_axis,
 )
-from farflung.report.drawing import Points, columns, cumulated, tag, thin, words_above
+from farflung.report.drawing import Points, columns, cumulated, tag, tag_inside, thin, words_above
 from farflung.report.figures import largest_merge_gap, usual_merge_gap_s
 from farflung.report.history import Data, History, Merged, Step, median
 from farflung.report.outages import outages
@@ -40,6 +40,7 @@ class Frame:
     """Axis ranges that several runs share, so that pictures next to each other compare."""
 
     end_s: float
+    evals_end_s: float  # the last evaluation comes after the end of the run
     tokens: int
     loss: tuple[float, float]
     learners: int
@@ -53,6 +54,7 @@ class Frame:
         pad = 0.06 * (high - low or 1.0)
         return cls(
             end_s=max(h.end_s for h in histories),
+            evals_end_s=max(max(h.end_s, *(float(e["t"]) for e in h.evals), 0.0) for h in histories),
             tokens=max(max(h.tokens, *(int(e["tokens"]) for e in h.evals), 1) for h in histories),
             loss=(low - pad, high + pad),
             learners=max(max(h.num_learners, *(m.breadth for m in h.merges), 1) for h in histories),
@@ -76,8 +78,8 @@ def loss_by_tokens(history: History, frame: Frame, name: str = "") -> str:
     figure, axes = new_figure()
     label(axes, "tokens of the whole run", "loss")
     train = [[(float(s.run_tokens), loss) for s, loss in line] for line in _training(history)]
-    _draw_loss(axes, train, [(float(e["tokens"]), float(e["loss"])) for e in history.evals], frame)
     axes.set_xlim(0, frame.tokens)
+    _draw_loss(axes, train, [(float(e["tokens"]), float(e["loss"])) for e in history.evals], frame)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: short(x)))
     return svg(figure, f"loss-tokens-{name}")
 
@@ -87,21 +89,23 @@ def loss_by_time(history: History, frame: Frame, name: str = "") -> str:
     figure, axes = new_figure()
     label(axes, "", "loss")
     train = [[(s.end_s, loss) for s, loss in line] for line in _training(history)]
+    time_axis(axes, frame.evals_end_s)
     _draw_loss(axes, train, [(float(e["t"]), float(e["loss"])) for e in history.evals], frame)
-    time_axis(axes, frame.end_s)
     return svg(figure, f"loss-time-{name}")
 
 
 def _draw_loss(axes: Axes, train: list[Points], evals: Points, frame: Frame) -> None:
+    """Into axes whose horizontal range is set: labels go where there is room."""
     for points in train:
         axes.plot(*columns(thin(points)), color=SKY, linewidth=0.9, solid_capstyle="round")
     if evals:
         axes.plot(*columns(thin(evals)), color=BLUE, linewidth=2.2, solid_capstyle="round")
         axes.plot(*evals[-1], "o", color=BLUE, markersize=4.5)
-        tag(axes, evals[-1], f"eval {evals[-1][1]:.3f}", BLUE, dy=9)
+        tag_inside(axes, evals[-1], f"eval {evals[-1][1]:.3f}", BLUE, dy=9)
     first = [points[0] for points in train if points]
     if first:
-        tag(axes, max(first, key=lambda p: p[1]), "training, each learner", MUTED, dy=2, dx=10, left=True)
+        highest = max(first, key=lambda p: p[1])
+        tag_inside(axes, highest, "training, each learner", MUTED, dy=2, dx=10, left=True)
     axes.set_ylim(*frame.loss)
 
 

@@ -13,7 +13,8 @@ class Row:
     """`show` takes the whole summary. `headline`: shown at the top; `barred`: compared by bars.
 
     gossip, gossip_name: what it means and is called in a gossip run, where that differs; `only`: it is shown for
-    runs of this topology alone; `optional`: and for runs that have the figure.
+    runs of this topology alone; `optional`: and for runs that have the figure;
+    `above_zero`: and there only if it is not 0.
     """
 
     name: str
@@ -26,6 +27,7 @@ class Row:
     gossip_name: str = ""
     only: Literal["", "hub", "gossip"] = ""
     optional: bool = False
+    above_zero: bool = False
 
     def words(self, topologies: set[str]) -> tuple[str, str]:
         """Its name and meaning on a page that shows runs of these topologies."""
@@ -36,8 +38,11 @@ class Row:
 
     def value(self, summary: Data) -> str:
         """The figure, or a dash where a run of this topology has none."""
-        absent = self.only not in ("", topology(summary)) or (self.optional and self.key not in summary)
+        absent = self.only not in ("", topology(summary)) or (self.optional and not self.has(summary))
         return "–" if absent else self.show(summary)
+
+    def has(self, summary: Data) -> bool:
+        return bool(summary.get(self.key)) if self.above_zero else self.key in summary
 
 
 def topology(summary: Data) -> str:
@@ -51,7 +56,7 @@ def rows_for(summaries: Sequence[Data]) -> list[tuple[Row, str, str]]:
         (row, *row.words(topologies))
         for row in ROWS
         if (not row.only or row.only in topologies)
-        and (not row.optional or any(row.key in s for s in summaries))
+        and (not row.optional or any(row.has(s) for s in summaries))
     ]
 
 
@@ -96,6 +101,11 @@ def _distance(s: Data) -> str:
 def _wait(s: Data) -> str:
     deadline = s["longest_deadline_s"]
     return seconds(s["longest_wait_s"]) + ("" if deadline is None else f" of {seconds(deadline)}")
+
+
+def _killed(s: Data) -> str:
+    """Where nobody was killed by plan but learners came back, "0" would deny that something ended them."""
+    return f"{s['kills'] or ('–' if s['rejoins'] else 0)} / {s['rejoins']}"
 
 
 def _per_exchange(s: Data) -> str:
@@ -159,9 +169,9 @@ ROWS = [
     Row(
         name="killed / rejoined",
         key="rejoins",
-        show=lambda s: f"{s['kills']} / {s['rejoins']}",
-        why="a rejoin counts once its work is merged again",
-        gossip="a rejoin counts once it mixed with a partner",
+        show=_killed,
+        why="kills by plan; a rejoin counts once its work is merged again",
+        gossip="kills by plan; a rejoin counts once it mixed with a partner",
     ),
     Row(
         name="tokens merged",
@@ -170,6 +180,16 @@ ROWS = [
         why="of the trained token-fragments are part of the model",
         gossip_name="tokens in ended rounds",
         gossip="of the trained tokens were in a round that ended",
+    ),
+    Row(
+        name="clipped",
+        key="clipped",
+        show=lambda s: f"{s['clipped']:,}",
+        why="contributions cut down to the median norm of their merge",
+        headline=False,
+        only="hub",
+        optional=True,
+        above_zero=True,
     ),
     Row(
         name="learners per merge",

@@ -10,6 +10,7 @@ from farflung.report.wording import seconds
 
 Tone = Literal["plain", "bad", "good", "warn"]
 
+MAX_NAMES = 8  # learners, named one by one
 MAX_HALF = 8  # half exchanges, told one by one
 PROOFS = {
     "params_equal": ("parameters", "the syncer's"),
@@ -28,7 +29,13 @@ class Line:
 
 def story(history: History) -> list[Line]:
     """Births, failures with their recoveries, departures, alarms and the end, by time."""
-    lines = [*_births(history), *_departures(history), *_alarms(history), *_end(history)]
+    lines = [
+        *_births(history),
+        *_late_joins(history),
+        *_departures(history),
+        *_alarms(history),
+        *_end(history),
+    ]
     lines += [*_epochs(history), *_half_exchanges(history)]
     for outage in outages(history):
         lines += outage_lines(history, outage)
@@ -49,7 +56,7 @@ def outage_lines(history: History, o: Outage) -> list[Line]:
     add(o.renewed_s, "heard again: lease renewed", "good")
     add(o.lost_s, f"given up by the syncer: {o.lost_reason or 'no reason given'}", "warn")
     add(o.restarted_s, "process started again")
-    add(o.proved_s, _proof(o.proof), "good" if proven(o.proof) else "bad")
+    add(o.proved_s, _proof(o.proof, history.gossip is not None), "good" if proven(o.proof) else "bad")
     if o.role == "reattach":
         add(o.joined_s, f"reattached as incarnation {o.incarnation}, nothing lost", "good")
     else:
@@ -68,12 +75,13 @@ def proven(proof: Data) -> bool:
     )
 
 
-def _proof(proof: Data) -> str:
-    """What was compared by digest and with whom; differences first."""
+def _proof(proof: Data, gossip: bool) -> str:
+    """What was compared by digest and with whom; differences first. Gossip: parameters are the donor's too."""
     donor = proof.get("donor")
     parts = []
     for key, (what, whose) in PROOFS.items():
         if (same := proof.get(key)) is not None and (donor or "{donor}" not in whose):
+            whose = "{donor}'s" if gossip and donor and key == "params_equal" else whose
             parts.append((bool(same), f"{what} {'=' if same else '≠'} {whose.format(donor=donor)}"))
     verdict = "rejoin proved by digest" if proven(proof) else "rejoin NOT proved"
     cold = "" if donor else "; no donor: inner optimizer starts cold"
@@ -88,15 +96,34 @@ def _births(history: History) -> list[Line]:
     births = [n for n in history.of_kind("joined") if n.data.get("role") == "birth"]
     if not births:
         return []
-    names = ", ".join(n.learner for n in births) if len(births) <= 8 else f"{len(births)} learners"
+    names = ", ".join(n.learner for n in births) if len(births) <= MAX_NAMES else f"{len(births)} learners"
     seeded = [Line(n.t, f"{n.learner} gave the run its first parameters") for n in history.of_kind("born")]
     return [*seeded, Line(births[-1].t, f"{names} joined with the same first parameters")]
+
+
+def _late_joins(history: History) -> list[Line]:
+    """Learners that came when others trained already, one by one, or one line for all where there are many."""
+    told = {(o.learner, o.joined_s) for o in outages(history)}
+    joins = [n for n in history.of_kind("joined") if n.data.get("role") in ("late", "cold")]
+    joins = [n for n in joins if (n.learner, n.t) not in told]
+    if len(joins) > MAX_NAMES:
+        return [Line(joins[-1].t, f"{len(joins)} learners more joined by now, later than the first")]
+    donors = {
+        (n.learner, n.data.get("incarnation")): n.data.get("donor") for n in history.of_kind("rejoin_proved")
+    }
+    return [Line(n.t, _late_join(n, donors.get((n.learner, n.data.get("incarnation"))))) for n in joins]
+
+
+def _late_join(joined: Note, donor: str | None) -> str:
+    if donor is None:
+        return f"{joined.learner} joined later, without a donor: inner optimizer starts cold"
+    return f"{joined.learner} joined later, with the state of {donor}"
 
 
 def _departures(history: History) -> list[Line]:
     last = history.last_step_s
     return [
-        Line(n.t, f"{n.learner}: left ({n.data.get('reason', 'no reason given')})")
+        Line(n.t, f"{n.learner}: left ({n.data.get('reason') or 'no reason given'})")
         for n in history.of_kind("left")
         if n.t < last
     ]

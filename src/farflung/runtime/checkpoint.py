@@ -39,7 +39,7 @@ def remove(run_dir: Path) -> None:
 
 
 def elapsed_s(run_dir: Path) -> float:
-    """Seconds that the run had lasted. UserError when there is nothing to resume."""
+    """Seconds that the run had lasted. UserError when there is nothing to resume, or it is damaged."""
     return _read_meta(run_dir)[1]
 
 
@@ -52,18 +52,25 @@ def read(run_dir: Path, method: Method, machine: SyncerMachine, now: float) -> H
         hub = HubState(FragmentPlan.from_json(saved.layout), method)
         hub.load(safetensors.torch.load_file(path))
     except (ValueError, KeyError, OSError, safetensors.SafetensorError) as error:
-        raise UserError(f"{path}: cannot resume from it: {error}") from None
+        raise _damaged(path, error) from None
     snapshot.restore(machine, saved, now)
     return hub
 
 
 def _read_meta(run_dir: Path) -> tuple[dict[str, str], float]:
     path = run_dir / CHECKPOINTS / FILE
+    if not path.exists():
+        raise UserError(
+            f"{run_dir}: nothing to resume: only a run stopped in order (Ctrl-C) has {CHECKPOINTS}/{FILE}"
+        )
     try:
         with safetensors.safe_open(path, "pt") as file:
             meta = file.metadata()
         return meta, float(json.loads(meta["elapsed_s"]))
-    except (OSError, KeyError, ValueError, TypeError, safetensors.SafetensorError):
-        raise UserError(
-            f"{run_dir}: nothing to resume: only a run stopped in order (Ctrl-C) has {CHECKPOINTS}/{FILE}"
-        ) from None
+    except (OSError, KeyError, ValueError, TypeError, safetensors.SafetensorError) as error:
+        raise _damaged(path, error) from None
+
+
+def _damaged(path: Path, error: Exception) -> UserError:
+    why = "it has no record of a run" if isinstance(error, KeyError | TypeError) else error
+    return UserError(f"{path}: damaged, nothing can be resumed from it: {why}")

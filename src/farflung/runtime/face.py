@@ -8,6 +8,7 @@ the network (in lockstep pace it waits for the round, as that pace demands).
 import contextlib
 import os
 import socket
+import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -40,6 +41,8 @@ from farflung.train.inner import ModelInner
 
 Batch = TypeVar("Batch")
 CONNECT_S = 30.0  # people start learners before the syncer, but not much before
+REASON = 200  # characters of an exception that a learner leaves with
+LOOP_ENDED = "the loop ended"
 WAIT_S = 0.5  # between looks at the mailbox while there is nothing to do
 TOKEN_VARIABLE = "FARFLUNG_TOKEN"
 
@@ -174,8 +177,8 @@ class Learner:
         self._sidecar.start(ready)
         try:
             self._first_parameters()
-        except BaseException:
-            self.close()
+        except BaseException as error:
+            self.close(why_left(error))
             raise
         self._step_began = time.perf_counter()
         self._waited_s = 0.0
@@ -237,18 +240,18 @@ class Learner:
         """Call after work between two steps that is no training (an evaluation): it does not count as a step."""
         self._step_began = time.perf_counter()
 
-    def close(self) -> None:
-        """Leave the run, if it is not over, and end the sidecar."""
+    def close(self, reason: str = LOOP_ENDED) -> None:
+        """Leave the run, if it is not over, and end the sidecar; others are told `reason`."""
         if self.end_reason == "finished" and self._own_path is not None:
             self._own_path.unlink(missing_ok=True)
-        self._sidecar.close(None if self.done else box.Ended(reason="the loop ended"))
+        self._sidecar.close(None if self.done else box.Ended(reason=reason))
         self._workdir.cleanup()
 
     def __enter__(self) -> "Learner":
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self.close(why_left(error))
 
     # ---- mailbox -------------------------------------------------------------------------------------
 
@@ -341,11 +344,35 @@ class Learner:
         if self._save_path is None or not self._save_path.exists():
             self._find_own()
             return self._ready()
-        saved = savefile.read(self._save_path, self._model, self._island, self._inner, self.trainer)
+        try:
+            saved = savefile.read(self._save_path, self._model, self._island, self._inner, self.trainer)
+        except savefile.Damaged as error:  # as a new process, which claims no incarnation
+            print(
+                f"{self.name}: {error}: it rejoins from the syncer and a donor", file=sys.stderr, flush=True
+            )
+            savefile.set_aside(self._save_path)
+            self._find_own()
+            return self._ready()
         self._waited_s = 0.0
         self._save_path.unlink()  # it is true for this start only
         self._hold("resuming")
         return self._ready(saved.run, saved.incarnation, saved.digest)
+
+
+def why_left(error: BaseException | None) -> str:
+    """What others are told of a learner that leaves before the run is over: one line.
+
+    >>> why_left(None), why_left(KeyboardInterrupt())
+    ('the loop ended', 'interrupted')
+    >>> why_left(ZeroDivisionError("division by zero"))
+    'failed: ZeroDivisionError: division by zero'
+    """
+    if error is None:
+        return LOOP_ENDED
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
+    text = f"failed: {type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
+    return text if len(text) <= REASON else f"{text[: REASON - 3]}..."
 
 
 def check_url(url: str) -> None:

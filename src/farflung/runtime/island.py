@@ -23,6 +23,32 @@ CONNECT_S = 60.0  # to a syncer that this machine runs
 ORDERLY = ("finished", "suspended")  # ends that nobody needs to hear about
 
 
+def told(reason: str, name: str | None) -> str:
+    """Why a learner ended, for a person: what happened and what to do.
+
+    >>> told("suspended", "a")
+    'suspended: start this learner again once the run goes on (farflung serve --resume)'
+    """
+    who = f"as {name!r}" if name is not None else "under this learner's name"
+    match reason:
+        case "suspended":
+            return "suspended: start this learner again once the run goes on (farflung serve --resume)"
+        case "fenced":
+            return f"another process joined {who} and took its place; give each learner a --name of its own"
+        case _ if reason.startswith("refused: incarnation "):
+            return f"{reason}: another process took its place, or it was away for too long; start it again"
+        case _ if reason.startswith("could not upload the first parameters"):
+            return f"{reason}; start it again"
+        case _ if reason.startswith("refused (token)"):
+            return f"{reason}; set FARFLUNG_TOKEN to the one that `serve` printed"
+        case _ if reason.startswith("nobody answered"):
+            return f"{reason}; is the syncer running, and is this its address?"
+        case "":
+            return "it ended and nobody said why; start it again"
+        case _:
+            return reason
+
+
 def train(config: RunConfig, **learner_options: Any) -> str:
     """Train until the run is over; returns why it was."""
     recipe = config.recipe
@@ -63,10 +89,12 @@ def main() -> None:
     except RunEnded as error:
         reason = str(error)
         if reason not in ORDERLY:
-            fail(f"{args.name}: {reason}")
+            fail(told(reason, args.name))
     except UserError as error:
-        fail(f"{args.name}: {error}")
-    sys.exit(0 if reason in ORDERLY else RESTART)
+        fail(str(error))
+    if reason not in ORDERLY:
+        print(told(reason, args.name), file=sys.stderr)
+        sys.exit(RESTART)
 
 
 def fail(line: str) -> NoReturn:

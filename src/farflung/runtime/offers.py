@@ -9,6 +9,7 @@ import contextlib
 import socket
 import ssl
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from aiohttp import web
 
@@ -16,7 +17,7 @@ from farflung.errors import UserError
 from farflung.protocol import actions as act
 from farflung.protocol import events as ev
 from farflung.protocol import objects
-from farflung.protocol.meeting import STRANGER
+from farflung.protocol.meeting import MAX_PARTNERS, STRANGER
 from farflung.runtime import faulty
 from farflung.runtime.client import DIAL_PARTNER_S, HubClient
 from farflung.runtime.listen import may_dial, open_socket
@@ -28,6 +29,16 @@ from farflung.runtime.transport import Gone, Refused, TransportError
 BACKOFF_S = (0.02, 0.1)  # before a damaged chunk is sent again; who does not answer is not dialled again
 ENDED = "ended"  # refusal of an offer by a learner whose run is over
 MAX_NAME = 300  # letters of an object's name: two learners' names and two numbers fit
+MAX_WAYS = 2 * MAX_PARTNERS  # to partners, kept open: those of this round and the next
+
+
+@dataclass
+class Way:
+    """To one partner."""
+
+    address: str
+    client: HubClient
+    sending: int = 0
 
 
 class Offers:
@@ -51,8 +62,9 @@ class Offers:
     ) -> None:
         self._options, self._hub, self._slot, self._size, self._feed = options, hub, slot, size, feed
         self._run = options.run
-        self._clients: dict[str, tuple[str, HubClient]] = {}  # by partner, with its address
-        self._outdated: list[HubClient] = []  # of partners that are dialled elsewhere now
+        self._ways: dict[str, Way] = {}  # by partner, the one not used for longest first
+        self._outdated: list[Way] = []  # to be closed once nothing is sent there
+        self._sent_before = 0  # bytes, on ways that are closed
         self._context: ssl.SSLContext | None = None
         self._admitted: dict[str, act.Admit] = {}
         self._runner: web.AppRunner | None = None
@@ -73,8 +85,8 @@ class Offers:
             self._runner = await start_on(self.app, self._socket, self._serve_tls)
 
     async def close(self) -> None:
-        for client in [*self._outdated, *(client for _, client in self._clients.values())]:
-            await client.close()
+        for way in [*self._outdated, *self._ways.values()]:
+            await way.client.close()
         if self._runner is not None:
             await self._runner.cleanup()
         if self._socket is not None:
@@ -99,8 +111,14 @@ class Offers:
         With it goes what was sent to all partners since the last time: what a cancelled offer had sent counts too.
         """
         began_s = asyncio.get_running_loop().time()
+        await self._close_outdated()
         try:
-            await self._client(action.partner, action.address).put_object(action.object, vector)
+            way = self._way(action.partner, action.address)
+            way.sending += 1
+            try:
+                await way.client.put_object(action.object, vector)
+            finally:
+                way.sending -= 1
         except Refused as error:
             refusal = error.reason
             return ev.UploadFailed(
@@ -113,31 +131,42 @@ class Offers:
 
     def _sent_bytes(self) -> int:
         """Counted at the transport since the last call."""
-        clients = [*self._outdated, *(client for _, client in self._clients.values())]
-        sent, self._told[0] = self._told[0], sum(client.traffic.bytes_up for client in clients)
-        return self._told[0] - sent
+        ways = [*self._outdated, *self._ways.values()]
+        now = self._sent_before + sum(way.client.traffic.bytes_up for way in ways)
+        sent, self._told[0] = self._told[0], now
+        return now - sent
 
     def _received_bytes(self) -> int:
         """Counted at the transport since the last call."""
         received, self._told[1] = self._told[1], self.app[HUB].total.bytes_up
         return self._told[1] - received
 
-    def _client(self, partner: str, address: str) -> HubClient:
+    async def _close_outdated(self) -> None:
+        """Let go of clients that are not needed any more; what they sent still counts."""
+        for way in [way for way in self._outdated if not way.sending]:
+            self._outdated.remove(way)
+            self._sent_before += way.client.traffic.bytes_up
+            await way.client.close()
+
+    def _way(self, partner: str, address: str) -> Way:
         """Its client: kept, so that its connections are."""
-        known = self._clients.get(partner)
-        if known is not None and known[0] == address:
-            return known[1]
+        known = self._ways.pop(partner, None)
+        if known is not None and known.address == address:
+            self._ways[partner] = known
+            return known
+        if known is not None:  # a new process has its name
+            self._outdated.append(known)
         options = self._options
         if not may_dial(address, options.url):
             raise Gone(f"{address}: the join token does not travel in the clear in a run with TLS")
-        if known is not None:  # a new process has its name
-            self._outdated.append(known[1])
         client = faulty.make_partner_client(
             self._hub, address, options.token, self._run, self._dial_tls() if address[:5] == "https" else None,
             learner=options.learner, backoff_s=BACKOFF_S, dial_s=DIAL_PARTNER_S, redial=False,
         )  # fmt: skip
-        self._clients[partner] = (address, client)
-        return client
+        self._ways[partner] = Way(address, client)
+        if len(self._ways) > MAX_WAYS:
+            self._outdated.append(self._ways.pop(next(iter(self._ways))))
+        return self._ways[partner]
 
     def _dial_tls(self) -> ssl.SSLContext:
         if self._context is None:

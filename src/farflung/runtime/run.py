@@ -19,7 +19,7 @@ from farflung.chaos.plan import LINK, Fault, check_for_run
 from farflung.config import RunConfig, read_config, resolve, write_config
 from farflung.errors import UserError
 from farflung.recipe import Recipe
-from farflung.runtime import checkpoint, faulty, processes
+from farflung.runtime import checkpoint, faulty, processes, savefile
 from farflung.runtime.client import HubClient
 from farflung.runtime.faults import Faults
 from farflung.runtime.processes import Child
@@ -34,6 +34,8 @@ STOP_S = 3.0  # for an orderly stop after Ctrl-C; what still runs is killed then
 START_S = 60.0  # for the syncer to listen
 UNWELCOME = 2  # exit code of an island that must not be started again
 RESTARTS = 20  # of one learner in a run; beyond that something is wrong that a restart cannot mend
+BARREN = 3  # deaths in a row without a finished step between: a restart will not mend that either
+WORDS = 200  # characters of a learner's last line that a note repeats
 
 
 def new_run_dir(out: Path) -> None:
@@ -68,6 +70,9 @@ class Supervisor:
         self._evaluator: Child | None = None
         self._islands: dict[str, Child] = {}
         self._starts: dict[str, int] = {}
+        self._segments: dict[str, Path] = {}  # of the newest start
+        self._log_starts: dict[str, int] = {}  # where the newest start's lines begin in its log
+        self._unread = set(config.recipe.learners()) if resume else set()  # may yet tell of a damaged save
         self._lost: set[str] = set()  # learners that are not started again
         self._outcome: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -136,11 +141,13 @@ class Supervisor:
         )  # fmt: skip
 
     async def _start_island(self, name: str) -> Child:
-        segment = tape.free_segment(self.run_dir, name)
+        segment = self._segments[name] = tape.free_segment(self.run_dir, name)
+        log = self._log(name)
+        self._log_starts[name] = log.stat().st_size if log.exists() else 0
         child = self._islands[name] = await processes.start(
             name, "farflung.runtime.island", str(self.run_dir), "--name", name, "--connect", self.url,
             "--tape", str(segment), "--save-dir", str(self.run_dir / tape.CHECKPOINTS),
-            log=self._log(name), token=self.token, more_env=self._weather(name),
+            log=log, token=self.token, more_env=self._weather(name),
         )  # fmt: skip
         self._starts[name] = self._starts.get(name, 0) + 1
         self._record("process", learner=name, event="started" if self._starts[name] == 1 else "restarted")
@@ -158,21 +165,49 @@ class Supervisor:
         return {faulty.CHAOS_VARIABLE: str(self._orders(name))} if planned else {}
 
     async def _keep(self, name: str) -> None:
-        """Start a learner again whenever it dies, as long as the run wants it."""
+        """Start a learner again whenever it dies, as long as the run wants it and it gets anywhere."""
+        barren = 0
         while True:
             code = await self._islands[name].process.wait()
             self._islands[name].signal(signal.SIGKILL)  # a sidecar may have outlived its trainer
             self._record("process", learner=name, event="exited", code=code)
             if code in (0, UNWELCOME) or self._outcome.done() or self.interrupted:
                 if code == UNWELCOME:
-                    self._give_up_on(name, f"cannot take part: {last_line(self._log(name))}")
+                    self._give_up_on(name, f"cannot take part: {self._last_words(name) or 'no reason given'}")
                 return
             if self._starts[name] > RESTARTS:
                 self._give_up_on(name, f"died {RESTARTS} times: given up, see {self._log(name)}")
                 return
-            self._note(f"{name} exited with code {code}; starting it again")
+            why = self._last_words(name)
+            if self._has_stepped(name):
+                barren = 0
+            elif code != -signal.SIGKILL:  # that came from outside
+                barren += 1
+            if barren >= BARREN:
+                reason = f"died {BARREN} times in a row without a finished step{in_brackets(why)}"
+                self._give_up_on(name, f"{reason}: given up, see {self._log(name)}")
+                return
+            self._note(f"{name} exited with code {code}{in_brackets(why)}; starting it again")
             await asyncio.sleep(self.config.recipe.restart_s)
             await self._start_island(name)
+
+    def _last_words(self, name: str) -> str:
+        """The last line that the newest process of a learner wrote."""
+        return last_line(self._log(name), self._log_starts[name])[:WORDS]
+
+    def _has_stepped(self, name: str) -> bool:
+        """Whether the newest process of a learner finished a step: then its tape has a report of one."""
+        segment = self._segments[name]
+        return any(map(has_step, [segment, *segment.parent.glob(f"{segment.stem}.*.jsonl")]))
+
+    def _tell_damage(self, status: dict[str, Any]) -> None:
+        """After a resume: show what a learner says of a save file that it cannot read."""
+        for name in sorted(self._unread):
+            for line in lines_of(self._log(name), self._log_starts[name]):
+                if savefile.IS_DAMAGED in line:
+                    self._unread.discard(name)
+                    self._note(line)
+        self._unread -= {m["name"] for m in status["learners"] if m["state"] == "training"}
 
     def _give_up_on(self, name: str, why: str) -> None:
         """Go on without a learner; without any, there is nothing to go on with."""
@@ -205,6 +240,7 @@ class Supervisor:
             if due > self._wishes:
                 self._wishes = due
                 self._wish("now")
+        self._tell_damage(status)
         notes = sorted([*status["notes"], *self._own_notes], key=lambda n: n["t"])
         self._show({**status, "evals": self.evals, "eval": self.evals, "notes": notes})
 
@@ -321,13 +357,39 @@ class Supervisor:
         await asyncio.gather(*(child.end(patience_s) for child in children))
 
 
-def last_line(path: Path) -> str:
-    """The last line of a log: the reason, as a program gave it."""
+def lines_of(path: Path, start: int) -> list[str]:
+    """The lines of a log from a byte on, without empty ones; none if it cannot be read."""
     try:
-        lines = path.read_text(errors="replace").strip().splitlines()
+        with path.open("rb") as file:
+            file.seek(start)
+            text = file.read().decode(errors="replace")
     except OSError:
-        return "no log"
-    return lines[-1] if lines else "no reason given"
+        return []
+    return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+def last_line(path: Path, start: int) -> str:
+    """The last line of a log: the reason, as a program gave it; empty if it gave none."""
+    return (lines_of(path, start) or [""])[-1]
+
+
+def in_brackets(why: str) -> str:
+    """A reason as an aside; nothing for none.
+
+    >>> in_brackets("no memory"), in_brackets("")
+    (' (no memory)', '')
+    """
+    return f" ({why})" if why else ""
+
+
+def has_step(segment: Path) -> bool:
+    """Whether a learner's tape has a finished step; looks no further than the first one."""
+    try:
+        with segment.open(errors="replace") as lines:
+            reports = (line for line in lines if '"type":"BoundaryPassed"' in line)
+            return any('"step_s":0.0,' not in line for line in reports)  # else it only waited
+    except OSError:
+        return False
 
 
 async def run_recipe(
@@ -351,6 +413,17 @@ async def resume_run(
     run_dir: Path, show: Callable[[dict[str, Any]], None]
 ) -> tuple[RunConfig, Supervisor, str]:
     """Go on with a run that was stopped in order."""
+    config = reopen(run_dir)
+    supervisor = Supervisor(config, run_dir, resume=True, show=show)
+    return config, supervisor, await supervisor.run()
+
+
+def reopen(run_dir: Path) -> RunConfig:
+    """Make a stopped run's folder ready to go on; its clock goes on where it stood.
+
+    Raises:
+        UserError: no run folder, nothing to resume, or an address that cannot be had.
+    """
     old = read_config(run_dir)
     elapsed_s = checkpoint.elapsed_s(run_dir)
     check_serve(old.recipe.serve)
@@ -361,8 +434,7 @@ async def resume_run(
     write_config(config, run_dir)
     for name in (tape.TAPE, tape.SUMMARY, tape.REPORT, SYNCER):
         (run_dir / name).unlink(missing_ok=True)
-    supervisor = Supervisor(config, run_dir, resume=True, show=show)
-    return config, supervisor, await supervisor.run()
+    return config
 
 
 def results(run_dir: Path, supervisor: Supervisor, outcome: str) -> dict[str, Any]:

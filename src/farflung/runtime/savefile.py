@@ -1,5 +1,7 @@
 """One learner's state at an orderly stop: everything that lets it go on as if nothing had happened."""
 
+import contextlib
+import copy
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +19,13 @@ from farflung.errors import UserError
 from farflung.protocol import mailbox as box
 from farflung.tape import write_atomically
 from farflung.train.inner import ModelInner
+
+WRONG = (OSError, KeyError, TypeError, AttributeError, ValueError, RuntimeError, safetensors.SafetensorError)
+IS_DAMAGED = "is damaged ("  # in the line of a file that could not be read
+
+
+class Damaged(UserError):
+    """A save file that nobody can go on from: it is cut off, garbled, or of another model."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +67,10 @@ def read(path: Path, model: nn.Module, island: Island, inner: ModelInner, traine
     """Put a learner back where `write` left it.
 
     Raises:
-        UserError: the file is damaged or belongs to another model.
+        Damaged: the file is damaged or belongs to another model; the learner is as it was before.
     """
+    before = {name: t.detach().clone() for name, t in _unique(model).items()}
+    its_island, its_inner, cursor = copy.deepcopy(island.save()), inner.donate(), inner.cursor
     try:
         with safetensors.safe_open(path, "pt") as file:
             meta = json.loads(file.metadata()["farflung"])
@@ -71,12 +82,27 @@ def read(path: Path, model: nn.Module, island: Island, inner: ModelInner, traine
         island.load_saved(SavedIsland(tensors=parts, meta=meta["island"]))
         inner.receive(tensors["inner"].numpy().tobytes())
         inner.cursor = meta["cursor"]
-    except (OSError, KeyError, ValueError, RuntimeError, safetensors.SafetensorError) as error:
-        raise UserError(f"{path}: cannot resume from it: {error}") from None
-    trainer.begun = box.Begin(run=meta["run"], incarnation=meta["incarnation"], index=meta["index"])
-    trainer.progress.tokens, trainer.progress.budget_tokens = meta["tokens"], meta["budget_tokens"]
-    trainer.installed, trainer.sequence = True, meta["sequence"]
+        begun = box.Begin(run=meta["run"], incarnation=meta["incarnation"], index=meta["index"])
+        tokens, budget_tokens, sequence = meta["tokens"], meta["budget_tokens"], meta["sequence"]
+    except WRONG as error:
+        with torch.no_grad():
+            for name, live in _unique(model).items():
+                live.copy_(before[name])
+        island.load_saved(its_island)
+        inner.receive(its_inner)
+        inner.cursor = cursor
+        why = f"{type(error).__name__}: {error}" if isinstance(error, KeyError | TypeError) else error
+        raise Damaged(f"{path} {IS_DAMAGED}{' '.join(str(why).split())})") from None
+    trainer.begun = begun
+    trainer.progress.tokens, trainer.progress.budget_tokens = tokens, budget_tokens
+    trainer.installed, trainer.sequence = True, sequence
     return Saved(meta["run"], meta["incarnation"], digest_of(_tensors(model, island, inner)))
+
+
+def set_aside(path: Path) -> None:
+    """Keep a damaged file for whoever wants to look at it, where no learner finds it again."""
+    with contextlib.suppress(OSError):
+        path.replace(path.with_name(path.name + ".damaged"))
 
 
 def _unique(model: nn.Module) -> dict[str, torch.Tensor]:

@@ -34,6 +34,7 @@ from farflung.runtime.syncer import SyncerDriver
 
 SYNCER = "syncer.json"  # in the run folder: what only the syncer knows at the end
 COUNTED = "bytes.json"  # what its transport had counted at an orderly stop
+SHOW_S = 0.25  # between two looks at the status
 WORKERS = "workers"  # gossip: folder of what each learner handed in, until it was evaluated
 
 
@@ -65,14 +66,18 @@ async def serve(
     resume: bool = False,
     stop_within_s: float | None = None,
     keep_workers: bool = False,
+    expected: str | None = None,
     ready: Callable[[str], None],
+    show: Callable[[dict[str, Any]], None] | None = None,
 ) -> str:
     """Serve a run until it is finished or suspended; returns which.
 
     Args:
         stop_within_s: for the learners to save after a signal to stop; None: one lease.
         keep_workers: gossip: leave the parameters that each learner handed in, for whoever evaluates them.
+        expected: fingerprint that a learner's model must have; None: the first one that joins decides.
         ready: called with the address once it listens.
+        show: called with the run's status, several times a second.
 
     Raises:
         UserError: the address cannot be had or needs TLS, or there is nothing to resume.
@@ -87,7 +92,7 @@ async def serve(
     hub = checkpoint.read(run_dir, method, machine, config.clock()) if resume else None
     counted = _counted_before(run_dir) if resume else []
     driver = SyncerDriver(method, machine, config.clock, tape.free_segment(run_dir, "syncer"))
-    driver.hub = hub
+    driver.hub, driver.expected = hub, expected
     app = driver.application(token)
     app[HUB].table.add_rows(counted)
     runner, port = await start(app, options.host, options.port, tls)
@@ -101,7 +106,12 @@ async def serve(
                 number, lambda: driver.feed(ev.StopRequested(mode="suspend", within_s=stop_within_s))
             )
         ready(f"{scheme}://{host}:{port}")
-        reason = await driver.finished
+        watching = asyncio.create_task(_watch(driver, show)) if show is not None else None
+        try:
+            reason = await driver.finished
+        finally:
+            if watching is not None:
+                watching.cancel()
         if reason == "finished":
             checkpoint.remove(run_dir)
     finally:
@@ -113,6 +123,13 @@ async def serve(
     if keep_workers and reason == "finished":
         driver.save_shown(run_dir / WORKERS)
     return reason
+
+
+async def _watch(driver: SyncerDriver, show: Callable[[dict[str, Any]], None]) -> None:
+    """In a thread: a terminal that does not take a line must not hold up the run."""
+    while True:
+        await asyncio.to_thread(show, driver.status())
+        await asyncio.sleep(SHOW_S)
 
 
 def _checkpoint(run_dir: Path, driver: SyncerDriver, config: RunConfig) -> None:

@@ -8,6 +8,7 @@ training.
 import asyncio
 import contextlib
 import mmap
+import re
 import signal
 import socket
 import sys
@@ -37,6 +38,12 @@ from farflung.runtime.timers import Timers
 from farflung.runtime.transport import Gone, Refused, TransportError
 
 RECONNECT_S = (0.1, 0.2, 0.5, 1.0, 2.0)  # pauses between dials; the last one repeats
+NO_TLS = (
+    "WRONG_VERSION_NUMBER",
+    "UNKNOWN_PROTOCOL",
+    "HTTP_REQUEST",
+    "PACKET_LENGTH_TOO_LONG",
+)  # OpenSSL's words
 LAST_WORDS_S = 3.0  # for the trainer to end and the last messages to leave
 
 
@@ -178,8 +185,12 @@ class Sidecar:
                 self._give_up(str(error))
                 return
             except TransportError as error:
+                if self._may_give_up() and speaks_no_tls(error):
+                    self._give_up(f"{self.config.url} does not speak TLS: try http://")
+                    return
                 if self._hopeless():
-                    self._give_up(f"nobody answered within {self.config.connect_within_s:g} s: {error}")
+                    why = without_addresses(str(error))
+                    self._give_up(f"nobody answered within {self.config.connect_within_s:g} s: {why}")
                     return
                 await asyncio.sleep(RECONNECT_S[min(attempt, len(RECONNECT_S) - 1)])
         assert self._link is not None
@@ -193,10 +204,13 @@ class Sidecar:
         if not self.exit.done():
             self.feed(ev.LinkDown(reason=link.reason))
 
+    def _may_give_up(self) -> bool:
+        """Whether this is a syncer that nobody ever reached, and need not be waited for without end."""
+        return self.config.connect_within_s is not None and not self._was_linked
+
     def _hopeless(self) -> bool:
-        """Whether a syncer that nobody ever reached was dialled for long enough."""
-        limit_s = self.config.connect_within_s
-        return limit_s is not None and not self._was_linked and time.monotonic() - self._began_s >= limit_s
+        """Whether such a syncer was dialled for long enough."""
+        return self._may_give_up() and time.monotonic() - self._began_s >= (self.config.connect_within_s or 0)
 
     def _give_up(self, reason: str) -> None:
         self._channel.send(box.End(reason=reason))
@@ -288,6 +302,26 @@ class Sidecar:
         else:
             arena = self._downlink if action.seed else self._uplink
             yield arena.slot(action.fragment)[: action.num_bytes]
+
+
+def speaks_no_tls(error: TransportError) -> bool:
+    """Whether a dial failed because the other side does not speak TLS, which waiting does not change.
+
+    >>> speaks_no_tls(TransportError("[[SSL: WRONG_VERSION_NUMBER] wrong version number]"))
+    True
+    """
+    return any(f"[SSL: {word}]" in str(error) for word in NO_TLS)
+
+
+def without_addresses(text: str) -> str:
+    """An error of a dial without what only says how Python holds its TLS settings.
+
+    >>> without_addresses("host x:1 ssl:<ssl.SSLContext object at 0x7f> [refused]")
+    'host x:1 [refused]'
+    >>> without_addresses("host x:1 ssl:default [refused]")
+    'host x:1 [refused]'
+    """
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", re.sub(r" ssl:(<[^>]*>|\w+)", "", text))
 
 
 async def _main(config: SidecarConfig) -> None:

@@ -21,6 +21,7 @@ from farflung.protocol import actions as act
 from farflung.protocol import events as ev
 from farflung.protocol import messages as msg
 from farflung.protocol import objects
+from farflung.protocol.admission import OTHER_RECIPE
 from farflung.protocol.meeting import MAX_PARTNERS
 from farflung.protocol.syncer import SyncerMachine
 from farflung.recipe import LEARNER_NAME
@@ -63,6 +64,9 @@ class SyncerDriver:
         self._tasks: set[asyncio.Task[None]] = set()
         self._refusals: dict[str, tuple[int, str]] = {}  # reason: how many are not told yet, the last one
         self.app: web.Application | None = None
+        self.expected: str | None = (
+            None  # fingerprint of the fragment plan, where the recipe's task is trained
+        )
 
     def application(self, token: str) -> web.Application:
         """The aiohttp application: transport and this driver's own routes."""
@@ -198,6 +202,10 @@ class SyncerDriver:
             or join.method != self.machine.admission.method_digest
         ):
             return None  # the machine compares
+        if self.expected is not None and join.fingerprint != self.expected:
+            return (
+                f"your model (names, shapes, dtypes, fragment plan) is not that of the recipe: {OTHER_RECIPE}"
+            )
         try:
             plan = FragmentPlan.from_json(join.layout)
         except ValueError as error:
@@ -221,11 +229,14 @@ class SyncerDriver:
         payload = self._objects.get(name)
         if payload is None:
             return msgspec.structs.replace(event, problem="missing: the object never arrived whole")
+        incarnation = member.incarnation
         try:
             received = await self._in_thread(self.hub.receive, name, message.fragment, payload)
         except ValueError as error:
             return msgspec.structs.replace(event, problem=f"malformed: {error}")
         self._forget(name)
+        if member.incarnation != incarnation:  # a new process has the name: the machine will not ask for it
+            self.hub.discard(name)
         return msgspec.structs.replace(event, finite=received.finite, norm=received.norm)
 
     async def _inspect_seed(self, event: ev.MessageArrived) -> ev.MessageArrived:
@@ -252,6 +263,8 @@ class SyncerDriver:
             return None
         if expected != total_bytes and not name.startswith("state."):
             raise Refused("size", f"{name}: {total_bytes} bytes, {expected} expected")
+        if name.startswith("contribution.") and not self._make_way(name):
+            return None
         free = self._free.get(total_bytes)
         self._arriving[name] = free.pop() if free else memoryview(bytearray(total_bytes))
         return self._arriving[name]
@@ -294,6 +307,25 @@ class SyncerDriver:
             return None
         return offer_sizes(self.hub.plan, self.method)[self.method.policy.is_dense(round)]
 
+    def _make_way(self, name: str) -> bool:
+        """Whether a contribution is the newest of its learner's fragment; if so, older ones are let go of.
+
+        Their learner has given them up, also in the middle. The last whole one stays: its message may be to come.
+        """
+        line, _, round = name.rpartition(".")
+        known = {
+            int(n.rpartition(".")[2]): n
+            for n in (*self._arriving, *self._objects)
+            if n.startswith(f"{line}.")
+        }
+        if max(known, default=0) > int(round):
+            return False
+        whole = [number for number in known if known[number] in self._objects]
+        for number, older in known.items():
+            if number != max(whole, default=None):
+                self._forget(older)
+        return True
+
     def _offers_of(self, learner: str) -> list[str]:
         return [
             n for n in (*self._arriving, *self._objects) if n[:6] == "offer." and n.split(".")[3] == learner
@@ -335,11 +367,16 @@ class SyncerDriver:
 
     # ---- routes --------------------------------------------------------------------------------------
 
-    async def _status(self, request: web.Request) -> web.Response:
-        traffic = request.app[HUB].total
-        body = status(self.machine, self.clock(), self.notes, traffic)
+    def status(self) -> dict[str, Any]:
+        """How the run stands."""
+        assert self.app is not None
+        body = status(self.machine, self.clock(), self.notes, self.app[HUB].total)
         for reason, (untold, _) in self._refusals.items():
             body["refused"][reason] += untold
+        return body
+
+    async def _status(self, request: web.Request) -> web.Response:
+        body = self.status()
         return web.json_response(body, dumps=lambda value: msgspec.json.encode(value).decode())
 
     async def _model(self, request: web.Request) -> web.Response:

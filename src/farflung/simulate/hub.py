@@ -68,10 +68,11 @@ class Hub:
                 self._ask(self.rounds.open[fragment], [member])
                 self.review(fragment)
 
-    def contribute(self, name: str, fragment: int, number: int, steps: int, sync_s: float) -> bool:
-        """A contribution has arrived. Whether it has its place in the round."""
+    def contribute(self, name: str, fragment: int, number: int, base: int, steps: int, sync_s: float) -> bool:
+        """A contribution has arrived. Whether it has its place in the round; none has one whose base is gone."""
         round = self.rounds.open.get(fragment)
-        if round is None or round.number != number or round.merging:
+        gone = self.versions[fragment] - base >= self.policy.versions_kept
+        if round is None or round.number != number or round.merging or gone:
             self.late += 1
             return False
         arrived = Arrived(f"{name}.{fragment}.{number}", name, 0, 0, steps, steps, sync_s)

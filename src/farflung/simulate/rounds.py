@@ -49,6 +49,21 @@ class Tally:
 
 
 @dataclass
+class Outgoing:
+    """The last contribution of a fragment, until it is adopted or comes to nothing.
+
+    Attributes:
+        number: of its round.
+        step: own step of the snapshot.
+        arrived: it has its place in the round: from the next round on, it is merged.
+    """
+
+    number: int
+    step: int
+    arrived: bool = False
+
+
+@dataclass
 class Learner:
     """One island as the rounds see it. Lists have one entry a fragment."""
 
@@ -66,8 +81,8 @@ class Learner:
     down_free_s: float = 0.0
     held: list[int] = field(init=False)
     newest: list[int] = field(init=False)
-    adopted_step: list[int] = field(init=False)
-    taken_step: list[int] = field(init=False)  # of the last snapshot
+    adopted_step: list[int] = field(init=False)  # work after it is not in what the learner adopted
+    outgoing: dict[int, Outgoing] = field(default_factory=dict)
     fetching: set[int] = field(default_factory=set)
     ready: dict[int, int] = field(default_factory=dict)
     invited: dict[int, int] = field(default_factory=dict)
@@ -75,7 +90,7 @@ class Learner:
     def __post_init__(self) -> None:
         P = self.num_fragments
         self.held, self.newest = [0] * P, [0] * P
-        self.adopted_step, self.taken_step = [0] * P, [0] * P
+        self.adopted_step = [0] * P
 
 
 class HubRun:
@@ -149,7 +164,7 @@ class HubRun:
         if self.policy.pace == "lockstep":
             learner.step = joiner_step(learner.held, self.policy.sync_every_steps, self.policy.overlap_steps)
         learner.adopted_step = [learner.step] * self.policy.num_fragments
-        learner.taken_step = [learner.step] * self.policy.num_fragments
+        learner.outgoing.clear()
         self.tally.bytes_down += self.scenario.down_bytes() * self.policy.num_fragments
         self._limit(learner, self.hub.rounds.syncer_step)
         learner.stands = True
@@ -187,13 +202,32 @@ class HubRun:
             if self.policy.pace == "lockstep" and learner.step < self._adopts_at(learner, p):
                 continue
             learner.held[p] = learner.ready.pop(p)
-            kept = self.policy.carries_tokens  # work after the snapshot is part of the next one
-            learner.adopted_step[p] = learner.taken_step[p] if kept else learner.step
+            self._adopted(learner, p)
             self._limit(learner, None)
             self._fetch(learner, p)
+            self._want_work(learner, p)
+
+    def _adopted(self, learner: Learner, p: int) -> None:
+        """Work that is not in what is adopted is part of the next contribution, where the policy carries it."""
+        out, carries = learner.outgoing.get(p), self.policy.carries_tokens
+        included = out is not None and out.arrived and learner.held[p] >= out.number
+        merged = out is not None and out.arrived and learner.newest[p] >= out.number
+        if not carries:
+            learner.adopted_step[p] = learner.step
+        elif out is not None and included:
+            learner.adopted_step[p] = out.step
+        if included or (merged and not carries):
+            del learner.outgoing[p]
+
+    def _want_work(self, learner: Learner, p: int) -> None:
+        """Who was asked and has no work of its own may do one more step, to have something to send."""
+        if self.policy.max_lead_steps is None or p not in learner.invited or p in learner.outgoing:
+            return
+        if learner.step <= learner.adopted_step[p]:
+            learner.limit = max(learner.limit or 0, learner.step + 1)
 
     def _snapshot(self, learner: Learner) -> list[tuple[int, int]]:
-        """Take what was asked, or (lockstep) what is due."""
+        """Take what was asked, or (lockstep) what is due; merged work is never sent again."""
         if self.policy.pace == "lockstep":
             due = {
                 p: learner.held[p] + 1
@@ -203,25 +237,34 @@ class HubRun:
             }
             learner.invited.update(due)  # so that it is taken once
         else:
-            due = {p: n for p, n in learner.invited.items() if learner.step > learner.adopted_step[p]}
+            due = {
+                p: n for p, n in learner.invited.items()
+                if learner.step > learner.adopted_step[p] and p not in learner.outgoing
+            }  # fmt: skip
             for p in due:
                 del learner.invited[p]
         return list(due.items())
 
     def _upload(self, learner: Learner, p: int, number: int) -> None:
-        now, steps = self.agenda.now, learner.step - learner.adopted_step[p]
-        learner.taken_step[p] = learner.step
+        now, steps, base = self.agenda.now, learner.step - learner.adopted_step[p], learner.held[p]
+        out = learner.outgoing[p] = Outgoing(number, learner.step)
         learner.up_free_s = max(now, learner.up_free_s) + self.links.up_s(self.up_bytes)
         self.tally.bytes_up += self.up_bytes
         sync_s = learner.up_free_s + self.links.latency_s - now
         told_s = self.links.latency_s  # the message that follows the bytes
-        before = learner.adopted_step[p]
 
         def arrive() -> None:
-            if not self.hub.contribute(learner.name, p, number, max(1, steps), sync_s):
-                learner.taken_step[p] = before  # not merged: still the learner's own
+            out.arrived = self.hub.contribute(learner.name, p, number, base, max(1, steps), sync_s)
+            if not out.arrived:
+                self._nothing_came(learner, p, out)
 
         self.agenda.after(sync_s + told_s, arrive)
+
+    @staticmethod
+    def _nothing_came(learner: Learner, p: int, out: Outgoing) -> None:
+        """Not merged: its work is still the learner's own."""
+        if learner.outgoing.get(p) is out:
+            del learner.outgoing[p]
 
     def _tell(self, learner: Learner, step_s: float, snapshots: list[tuple[int, int]]) -> None:
         step = learner.step
@@ -252,10 +295,14 @@ class HubRun:
         told = self.learners[learner]
 
         def hear() -> None:
+            out = told.outgoing.get(fragment)
+            if out is not None and out.number == number:
+                return  # it is on its way
             told.invited[fragment] = number
+            if out is not None and not out.arrived:
+                self._nothing_came(told, fragment, out)  # its round is over: it was late
             if told.stands and self.policy.max_lead_steps is not None:
-                if told.step <= told.adopted_step[fragment]:
-                    told.limit = max(told.limit or 0, told.step + 1)  # one more, to have something to send
+                self._want_work(told, fragment)
                 self._turn(told)
 
         self.agenda.after(self.links.latency_s, hear)

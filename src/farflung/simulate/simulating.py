@@ -202,7 +202,7 @@ def _outcome(scenario: Scenario, samples: Sequence[Sample]) -> Outcome:
     return Outcome(
         goodput=goodput, uptime=Estimate.of([s.uptime for s in samples]), merge_breadth=breadth,
         merged_share=merged, tokens_trained_per_s=tokens_per_s,
-        tokens_merged_per_s=tokens_per_s * min(1.0, merged.mean),
+        tokens_merged_per_s=tokens_per_s * merged.mean,
         lost={cause: share for cause, share in lost.items() if share > 0},
         bytes_up_per_s=a_second(lambda t: t.bytes_up), bytes_down_per_s=a_second(lambda t: t.bytes_down),
         missed_share=sum(t.missed for t in tallies) / asked if asked else 0.0, seeds=len(samples),

@@ -18,7 +18,11 @@ JsonOption = Annotated[
 ]
 
 
+OF_A_PRESET = ("preset", "half_width", "max_seeds", "seed", "picture", "as_json")
+
+
 def simulate(
+    context: typer.Context,
     preset: Annotated[
         str | None,
         typer.Option(
@@ -118,11 +122,12 @@ def simulate(
     from farflung.simulate.simulating import Effort
     from farflung.simulate.simulating import simulate as simulated
 
-    require(0 < half_width < 1, "half_width", half_width, "in 0..1")
+    require(0 < half_width < 1, "half_width", half_width, "above 0 and below 1")
     require(max_seeds >= 2, "max_seeds", max_seeds, "at least 2")
     require(seed >= 0, "seed", seed, "at least 0")
     effort = Effort(half_width=half_width, max_seeds=max_seeds, seed=seed)
     if preset is not None:
+        _only_of_a_preset(context)
         _preset(presets.preset(preset), preset, effort, picture, as_json)
         return
     if picture is not None:
@@ -156,6 +161,18 @@ def simulate(
         print(json.dumps({**named, **outcome.as_dict()}))
     else:
         Console().print(show.outcome_table(outcome))
+
+
+def _only_of_a_preset(context: typer.Context) -> None:
+    """UserError where an option was given that a preset does not use."""
+    given = [
+        "--" + name.replace("_", "-")
+        for name in context.params
+        if name not in OF_A_PRESET
+        and getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
+    ]
+    if given:
+        raise UserError(f"{', '.join(given)}: no effect with --preset, whose scenarios are a paper's")
 
 
 def _preset(make: Any, name: str, effort: Any, picture: Path | None, as_json: bool) -> None:

@@ -15,9 +15,11 @@ from farflung.core.codecs.names import sparse_codec
 from farflung.core.codecs.sparse import SparseCodec
 from farflung.errors import did_you_mean
 
+SPARSE = "or a sparse one such as top64-2bit-12bit, dct-top32-int8-12bit"
 
-def get_codec(name: str) -> Codec:
-    """Look a codec up by name: one of `CODECS`, or a sparse one.
+
+def get_codec(name: str, field: str = "codec") -> Codec:
+    """Look a codec up by name: one of `CODECS`, or a sparse one. `field` is what a refusal names.
 
     Raises:
         ValueError: unknown name.
@@ -30,8 +32,13 @@ def get_codec(name: str) -> Codec:
     if name in CODECS:
         return CODECS[name]
     if "-" in name:
-        return sparse_codec(name)
-    raise ValueError(f"codec = {name!r} is unknown{did_you_mean(name, CODECS)}")
+        try:
+            return sparse_codec(name)
+        except ValueError as error:
+            raise ValueError(str(error).replace("codec =", f"{field} =", 1)) from None
+    hint = did_you_mean(name, CODECS)
+    hint = f"{hint[:-1]}, {SPARSE})" if hint.startswith(" (known") else hint
+    raise ValueError(f"{field} = {name!r} is unknown{hint}")
 
 
 __all__ = [
