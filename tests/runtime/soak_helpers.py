@@ -129,7 +129,7 @@ def assert_flat(early: Moment, late: Moment, names: int, stays: dict[str, int]) 
     )
     more = {
         path: f"{before} before, {after} now"
-        for path, (before, after) in grown(early.reached, late.reached, factor=1.0).items()
+        for path, (before, after) in grown(early.reached, late.reached, factor=1.1).items()
         if after - before > names * stays.get(path, 0)
     }
     assert not more, more

@@ -255,7 +255,7 @@ async def test_a_hub_holds_no_more_than_before(tmp_path: Path, traced: None, sho
     assert soak.failed >= 600
     assert_flat(*moments, names[1] - names[0], HUB_STAYS)
     line_bytes = [(b - a) / (m - n) for (a, n), (b, m) in pairwise(written)]
-    assert max(line_bytes) < 1.05 * line_bytes[0]  # numbers get longer
+    assert max(line_bytes) < 1.15 * line_bytes[0], line_bytes  # numbers get longer
 
 
 def size(tape: Path) -> tuple[int, int]:
